@@ -107,7 +107,7 @@ def _forget_programs():
   resident = int(pathlib.Path("/proc/self/statm").read_text("utf-8").split()[1])
   if resident > _MOST_PAGES:
     jax.clear_caches()
-    programs.forget()
+    programs.clear_cache()
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -117,10 +117,10 @@ def _trace_what_is_patched(request):
   """Keeps no program that was traced with a module's name replaced."""
   is_patched = "monkeypatch" in request.fixturenames
   if is_patched:
-    programs.forget()
+    programs.clear_cache()
   yield
   if is_patched:
-    programs.forget()
+    programs.clear_cache()
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def main() -> int | None:
       f"{_TEMPERATURE.value}"
     )
   folder = Path(_WORKDIR.value)
-  process.keep_programs()
+  process.cache_programs()
   # A folder of weights is data and is never opened as a run.
   if files.has_tensors(folder):
     if _EXPORT.value is not None:

@@ -29,7 +29,7 @@ from comparison import folder as folder_lib
 from comparison import records as records_lib
 from comparison import run as run_lib
 from settings.errors import ConfigError, RunError
-from settings.leaves import put
+from settings.field_values import put
 from settings.typed import split
 from training import experiment as experiment_lib
 from training import experiment_config, loop
@@ -175,10 +175,10 @@ def train(
   folder = default if workdir is None else Path(workdir)
   workdir_lib.check(folder, parsed)
   if workdir_lib.final_metrics(folder, parsed) is not None:
-    print(workdir_lib.had_finished(folder, parsed), flush=True)
+    print(workdir_lib.finished_message(folder, parsed), flush=True)
   else:
-    process.keep_programs()
-    process.replace_signs()
+    process.cache_programs()
+    process.replace_unencodable()
     trial = experiment_lib.begin(parsed, folder)
     print(f"{folder}: {experiment_lib.describe(trial)}", flush=True)
     loop.run(trial, folder, stop_at=stop_at)
@@ -268,7 +268,7 @@ def compare(
   """
   from comparison.report import files
 
-  process.replace_signs()
+  process.replace_unencodable()
   if isinstance(fields.get("seeds"), Integral):
     fields["seeds"] = range(fields["seeds"])
   for name in ("attention", "tasks", "seeds"):

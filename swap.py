@@ -89,7 +89,7 @@ def main() -> None:
   check_writable("--workdir", folder)
   records.check(folder, settings)
   process.keep_freed_memory()
-  process.keep_programs()
+  process.cache_programs()
   model = source.read(settings)
   try:
     choices = settings.choices(model.context)

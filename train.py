@@ -57,15 +57,15 @@ def main() -> None:
   workdir.check(folder, config)
   results = workdir.final_metrics(folder, config)
   if results is not None:
-    print(workdir.had_finished(folder, config), flush=True)
+    print(workdir.finished_message(folder, config), flush=True)
   else:
     process.keep_freed_memory()
-    process.keep_programs()
+    process.cache_programs()
     run = experiment.begin(config, folder)
     print(f"{folder}: {experiment.describe(run)}", flush=True)
     for name, value in run.task.baselines.items():
       print(f"  {name} {value:.4f}", flush=True)
-    for line in experiment.dense_because(file, config):
+    for line in experiment.dense_reasons(file, config):
       print(f"  {line}", flush=True)
     results = loop.run(run, folder, stop_at=_STOP_AT.value, ends_process=True)
   if results is not None:

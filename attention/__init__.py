@@ -3,8 +3,8 @@
 `out = f(query, key, value, *, mask=None, is_causal=False, scale=None, …)` with
 `query [B, T, N, H]`, `key, value [B, S, K, H]`, result `[B, T, N, H]`.
 
-Each function has a definition of the same name in `attention.definitions`,
-which is naive and in float64. The tests hold the function to it.
+Each function has a definition of the same name in `attention.definitions`, which
+computes the paper's formula directly in float64. Tests compare the two.
 """
 
 import importlib
@@ -243,12 +243,12 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-  """The public names, without what the files import."""
+  """The public names, without imported modules."""
   return sorted([*__all__, "__version__", "definitions"])
 
 
 def __getattr__(name: str) -> Any:
-  """Imports the definitions where they are read: no function here needs them."""
+  """Imports the definitions on first use; no attention function needs them."""
   if name == "definitions":
     return importlib.import_module("attention.definitions")
   hint = suggestion(name, __all__)

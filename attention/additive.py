@@ -1,7 +1,7 @@
 """Additive attention (Bahdanau et al., 2014).
 
-This module projects queries and keys and scores the pairs of a tile. The loop over
-tiles is that of all softmax attention, `attention.softmax.tiles`.
+This file projects queries and keys and scores the pairs of a tile. The loop over tiles
+is `attention.softmax.tiles`, as for all softmax attention.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ def additive_attention(
   return_lse: bool = False,
   **pairs: Unpack[VisibleOptions],
 ) -> Output:
-  """Scores each pair with one hidden layer: softmax(v·tanh(W q + U k)) V.
+  """Scores query-key pairs with one hidden layer: softmax(v·tanh(W q + U k)) V.
 
     out = additive_attention(q, k, v, query_kernel=w, key_kernel=u, score_kernel=s)
 
@@ -63,51 +63,51 @@ def additive_attention(
 
   with W = `query_kernel`, U = `key_kernel` and v = `score_kernel`, one of each
   per query head. Everything except the two projections is float32. A query that
-  sees no key outputs zeros and has zero gradients. A key that no query may see
-  never affects the output, even if it is NaN.
+  sees no key outputs zeros and has zero gradients. Keys that are masked for every query
+  never affect the output, even if they are NaN.
 
   Args:
     query: `[B, T, N, H]`; the paper's decoder state s_{i-1}.
     key: `[B, S, K, H]`, the paper's annotations h_j. N is a multiple of K; query
-      head n reads key head n // (N/K) through its own U.
+      head n uses key head n // (N/K), with its own U.
     value: `[B, S, K, V]`.
     query_kernel: W, `[N, H, A]`.
     key_kernel: U, `[N, H, A]`.
     score_kernel: v, `[N, A]`.
-    scale: factor of the scores; None is 1, as in the paper.
+    scale: factor of the scores; None means 1, as in the paper.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t only.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     bias: added to the logits, broadcastable to `[B, N, T, S]`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     block_size: C, the number of rows computed at the same time.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
-    visible: which pairs count, combined with the options for visibility.
+    visible: the visible pairs, in addition to the other masking options.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the scores.
 
-  Cost: time T·S·N·(A+V), half of it if causal. Nearly all of it goes into T·S·N·A
+  Cost: time T·S·N·(A+V), half of it if causal. Most of it is spent on T·S·N·A
   hyperbolic tangents, so it is many times that of dense attention. Memory in addition
   to the arrays: B·(T+S)·N·A for the projections, forward and backward, and
-  B·N·C·D·A for a tile of C queries and D keys. Nothing is T×S except a mask or
+  B·N·C·D·A for a tile of C queries and D keys. No array is T×S except a mask or
   bias that is given in that size. Shards exchange projected keys and values,
   S·(N·A + K·V) numbers each.
 
-  Departs from its paper in having heads, masks, and a value that is separate
+  Differs from the paper in having heads, masks, and a value that is separate
   from the key (in the paper, both are h_j).
 
   Paper: Neural machine translation by jointly learning to align and translate,
   section A.1.2, arXiv:1409.0473.
   """
   sizes = checks.block_sizes(block_size)
-  for one in visible.masks:
+  for mask in visible.masks:
     # Masked keys are also set to zero, so that a NaN in them does not spread.
-    seen = jnp.any(one, axis=(1, 2))[:, :, None, None]
-    key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
+    is_visible = jnp.any(mask, axis=(1, 2))[:, :, None, None]
+    key, value = (jnp.where(is_visible, x, 0) for x in (key, value))
   queries, keys = _project(query, query_kernel), _project(key, key_kernel)
   run: Any = attend
   if axis_name is not None:
@@ -117,7 +117,7 @@ def additive_attention(
     keys,
     value,
     visible,
-    _scores(score_kernel, scale, bias),
+    _make_scores(score_kernel, scale, bias),
     block=sizes or _block(queries, keys),
     dropout_rate=dropout_rate,
     dropout_rng=dropout_rng,
@@ -127,7 +127,7 @@ def additive_attention(
 
 
 def _block(query: Array, key: Array) -> tuple[int, int]:
-  """(C, D) of a tile."""
+  """The number of queries and of keys in a tile."""
   batch, length, num_heads, width = query.shape
   # For each pair: the hidden units, and in the backward pass their gradients.
   pair_bytes = 2 * 4 * batch * num_heads * width
@@ -135,7 +135,7 @@ def _block(query: Array, key: Array) -> tuple[int, int]:
   return backend.block(pair_bytes, 16, 64, length, key.shape[1])
 
 
-def _scores(
+def _make_scores(
   score_kernel: Float[Array, "N A"],
   scale: float | Float[Array, ""] | None,
   bias: Float[Array, "..."] | None = None,
@@ -152,9 +152,9 @@ def _scores(
 class _Scores(Scores):
   """The scores v · tanh(a_t + c_s) of a tile from a = W q and c = U k.
 
-  The loop over tiles also takes it in place of `attention.softmax.logits.Logits`.
-  Arrays of C·D·A numbers exist for one tile only. Every query head has its own keys
-  `[B, N, D, A]`, even where query heads share their values.
+  It replaces `attention.softmax.logits.Logits` in the loop over tiles. Arrays of C·D·A
+  numbers exist for one tile only. Every query head has its own keys
+  `[B, N, D, A]`, even if query heads share their values.
   """
 
   score_kernel: Any = None
@@ -174,16 +174,16 @@ class _Scores(Scores):
   def product(self, query, key):
     """Replaces the product of `Scores`."""
     hidden = jnp.tanh(query[:, :, :, None] + key[:, :, None])
-    # As a product of rows: a sum is slower.
+    # A product of matrices is faster than a sum.
     pairs = hidden.reshape(*hidden.shape[:2], -1, hidden.shape[4])
     kernel = self.score_kernel
-    # Repeated for every example, so that the factors share a batch axis.
+    # Broadcast to every example, so that the factors share a batch axis.
     kernel = jnp.broadcast_to(kernel, (pairs.shape[0], *kernel.shape))
     x = jnp.einsum("bnxa,bna->bnx", pairs, kernel)
     return x.reshape(*query.shape[:3], -1)
 
   def vjp(self, query, key, places, score_arrays=None):
-    """See `Scores`. It uses JAX's derivative, as q and k have no plain product."""
+    """See `Scores`. Uses autodiff, because the scores are not a product of q and k."""
     return jax.vjp(
       lambda query, key, scores: scores.tile(query, key, places, score_arrays),
       query,
@@ -195,7 +195,7 @@ class _Scores(Scores):
 def _project(
   x: Float[Array, "B S K H"], kernel: Float[Array, "N H A"]
 ) -> Float[Array, "B S N A"]:
-  """Projects the key head of every query head, in float32."""
+  """Projects the shared head of every query head, in float32."""
   batch, length, num_kv_heads, head_dim = x.shape
   num_heads, _, width = kernel.shape
   grouped = kernel.reshape(num_kv_heads, -1, head_dim, width).astype(x.dtype)
@@ -233,7 +233,7 @@ def additive(width: int = 64) -> Attention:
 
   Returns:
     An `Attention` whose kernels are trained: W and U are drawn from N(0, 1/H)
-    and v from N(0, 1/A), so that scores start near 1.
+    and v from N(0, 1/A), so that initial scores are of order 1.
 
   Raises:
     ValueError: `width` < 1.
@@ -272,18 +272,18 @@ def additive(width: int = 64) -> Attention:
 
   def decode(variables, cache, query, key, value, *, scale=None):
     params = variables["params"]
-    slots = jnp.arange(cache.key.shape[1])[None, :]
-    here = slots == cache.index[:, None]
+    positions = jnp.arange(cache.key.shape[1])[None, :]
+    is_new = positions == cache.index[:, None]
     key = _project(key, params["key_kernel"])
-    keys = layout.write(cache.key, key, here)
-    values = layout.write(cache.value, value, here)
+    keys = layout.write(cache.key, key, is_new)
+    values = layout.write(cache.value, value, is_new)
     queries = _project(query, params["query_kernel"])
     out, _ = attend(
       queries,
       keys,
       values,
-      key_mask(slots <= cache.index[:, None]),
-      _scores(params["score_kernel"], scale),
+      key_mask(positions <= cache.index[:, None]),
+      _make_scores(params["score_kernel"], scale),
       block=_block(queries, keys),
     )
     cache = AdditiveCache(keys, values, cache.index + 1)

@@ -7,8 +7,8 @@ from attention import checks
 
 
 def __getattr__(name: str) -> Any:
-  """What `attention.checks` has, with a DeprecationWarning."""
+  """An attribute of `attention.checks`, with a DeprecationWarning."""
   value = getattr(checks, name)
-  told = f"attention.arguments.{name} is attention.checks.{name} now"
-  warnings.warn(told, DeprecationWarning, stacklevel=2)
+  message = f"attention.arguments.{name} is attention.checks.{name} now"
+  warnings.warn(message, DeprecationWarning, stacklevel=2)
   return value

@@ -1,10 +1,10 @@
-"""Attention functions and mechanisms as an `attention_fn` of Flax's modules.
+"""Attention functions and mechanisms as the `attention_fn` of Flax's modules.
 
     fn = as_attention_fn(sliding_window_attention, window=64, is_causal=True)
     linen.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)
     nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=rngs)
 
-It is a plain function, and needs no Flax.
+The result is a plain function; this file does not need Flax.
 """
 
 from collections.abc import Callable
@@ -26,47 +26,47 @@ def as_attention_fn(
   variables: Variables | None = None,
   **options: Any,
 ) -> Callable[..., Array]:
-  """An `attention_fn` for Flax's linen and nnx multi-head attention.
+  """Converts a function or a mechanism to an `attention_fn` for Flax's modules.
 
       fn = as_attention_fn(sliding_window_attention, window=64, is_causal=True)
       linen.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)
       nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=rngs)
 
-  Both modules hand their mask, dropout, dtype, … to the `attention_fn`; linen
-  leaves out what its signature does not name. The result names all of them, and
-  each is honoured or raises:
+  The linen and nnx modules pass their mask, dropout, dtype, … to the `attention_fn`;
+  linen omits arguments that its signature does not name. The result names all of them,
+  and honours each or raises:
 
-  - `mask`, of any dtype (nonzero = attend), goes to `attention`. A mechanism
-    that takes a key mask only refuses what `make_attention_mask` makes, which
+  - `mask`, of any dtype (nonzero = attend), is passed to `attention`. A mechanism
+    that accepts only a key mask rejects the result of `make_attention_mask`, which
     varies along T: give the module `mask=key_mask[:, None, None, :]`.
-  - Several leading axes are folded into one batch axis, and unfolded again.
+  - Several leading axes are merged into one batch axis, and restored in the result.
   - `sow_weights=True` sows `attention_weights` without dropout, as Flax does.
-  - Dropout is passed to a mechanism that has it. With Flax's default
+  - Dropout is passed to a mechanism that supports it. With Flax's default
     `broadcast_dropout=True` all examples and heads drop the same pairs.
   - `precision` and Flax's einsum hooks raise.
   - One query over a longer input, as in the modules' cached decoding, raises
-    where the query's position matters: with `is_causal=True`, for an
-    `Attention` that is not 'rowwise', and for a plain function, which does not
-    tell. Decode with `as_attention_fn(dense())`: the cache's mask is causal.
+    if the query's position may matter: with `is_causal=True`, for an `Attention` that
+    is not 'rowwise', and for every plain function. Decode with
+    `as_attention_fn(dense())`: the cache's mask is causal.
 
   Args:
     attention: an `Attention`, or a function `fn(query, key, value, **options)`,
       which may be a `functools.partial` of one.
-    variables: the variables of an `Attention`; None where it has none. The result
-      keeps them as they are: no module sees them, so an optimiser that takes its
-      parameters from one trains none of them (Linformer's projections stay where
-      they were drawn). `LinenAttention` and `NNXAttention` train them.
+    variables: the variables of an `Attention`; None if it has none. They are constants
+      of the result, which no module contains and no optimizer updates (Linformer's
+      projections keep their initial values). `LinenAttention` and `NNXAttention` train
+      them.
     **options: passed to `attention` in every call, such as `is_causal`, `scale`
-      or `window`; not the mask and dropout, which the module passes.
+      or `window`, but not the mask and dropout, which the module passes.
 
   Returns:
     `attention_fn(query [..., T, N, H], key [..., S, K, H],
     value [..., S, K, V], …) -> [..., T, N, V]`.
 
   Raises:
-    ValueError: `options` has an argument that the module passes or that
-      `attention` does not take, `attention` is not a function, or `variables` are
-      given for a function or missing for an `Attention`.
+    ValueError: `options` has an argument that the module passes or that `attention`
+      does not accept, `attention` is not a function, or `variables` are given for a
+      function or missing for an `Attention`.
 
   Cost: that of `attention`; sowing the weights costs `attention_weights`.
   """
@@ -79,12 +79,12 @@ def as_attention_fn(
   if isinstance(attention, Attention):
     if attention.gates is not None:
       raise ValueError(
-        "attention: its gates read what queries are projected from, which Flax "
-        "does not give to an attention_fn; expected one without, such as "
-        "attention.gates_from_keys(…), whose gates read the keys"
+        "attention: its gates are computed from the inputs of the layer, which Flax "
+        "does not pass to an attention_fn; expected one without gates, such as "
+        "attention.gates_from_keys(…), which computes them from the keys"
       )
     if variables is None:
-      _check_has_none(attention)
+      _check_no_variables(attention)
     positions_matter = "rowwise" not in attention.supports
     apply = functools.partial(attention.apply, variables or {})
   elif not callable(attention):
@@ -122,22 +122,22 @@ def as_attention_fn(
     qk_attn_weights_einsum: Callable[..., Array] | None = None,
     attn_weights_value_einsum: Callable[..., Array] | None = None,
   ) -> Array:
-    for name, asked in (
+    for name, hook in (
       ("precision", precision),
       ("qk_attn_weights_einsum", qk_attn_weights_einsum),
       ("attn_weights_value_einsum", attn_weights_value_einsum),
     ):
-      if asked is not None:
+      if hook is not None:
         raise ValueError(
-          f"{name}: expected None, got {asked}; for the precision of products "
+          f"{name}: expected None, got {hook}; for the precision of products "
           "set jax.default_matmul_precision around the call"
         )
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
-    lead = query.shape[:-3]
+    batch_shape = query.shape[:-3]
     for name, x in (("key", key), ("value", value)):
-      if x.shape[:-3] != lead:
+      if x.shape[:-3] != batch_shape:
         raise ValueError(
-          f"{name}: expected leading axes {lead}, as the query has, got shape "
+          f"{name}: expected leading axes {batch_shape}, like the query's, got shape "
           f"{x.shape}"
         )
     query, key, value = (
@@ -147,49 +147,51 @@ def as_attention_fn(
     if is_causal:
       call["is_causal"] = True
     if mask is not None:
-      call["mask"] = _fold("mask", mask != 0, lead)
+      call["mask"] = _merge_batch_axes("mask", mask != 0, batch_shape)
     if bias is not None:
       if "bias" in options:
         raise ValueError(
           "bias: expected one, got one from as_attention_fn and one in the "
           "call; give their sum to as_attention_fn"
         )
-      call["bias"] = _fold("bias", bias, lead)
+      call["bias"] = _merge_batch_axes("bias", bias, batch_shape)
     causal = bool(call.get("is_causal"))
     if query.shape[1] == 1 < key.shape[1] and (causal or positions_matter):
       raise ValueError(
         f"query: expected as many positions as the key's {key.shape[1]}, got 1, "
-        "which says nothing of its place among them; for a module that decodes "
-        "with a cache pass an Attention that supports 'rowwise', such as "
+        "whose position among them is unknown; for a module that decodes with a "
+        "cache pass an Attention that supports 'rowwise', such as "
         "attention.dense(), without is_causal (the cache comes with a mask)"
       )
     if module is not None:
       qk = query, key
-      if force_fp32_for_softmax:  # It always is; Flax's weights stay in it.
+      if (
+        force_fp32_for_softmax
+      ):  # It always is; Flax then sows float32 weights.
         qk = (x.astype(jnp.float32) for x in qk)
       weights = attention_weights(apply, *qk, **call)
-      weights = weights.reshape(*lead, *weights.shape[1:])
+      weights = weights.reshape(*batch_shape, *weights.shape[1:])
       module.sow("intermediates", "attention_weights", weights)
     if dropout_rate > 0.0 and not deterministic:
       if broadcast_dropout:
         dropout_rng = dropout.shared(dropout_rng)
       call.update(dropout_rate=dropout_rate, dropout_rng=dropout_rng)
     out = apply(query, key, value, **call)
-    return out.reshape(*lead, *out.shape[1:])
+    return out.reshape(*batch_shape, *out.shape[1:])
 
   return attention_fn
 
 
 def _name(attention: Any) -> str:
-  """The name of a function, of a partial's function, or of another object."""
+  """The name of a function, a partial's function, or another object's type."""
   while isinstance(attention, functools.partial):
     attention = attention.func
   return getattr(attention, "__name__", type(attention).__name__)
 
 
-def _check_has_none(attention: Attention) -> None:
+def _check_no_variables(attention: Attention) -> None:
   """Raises ValueError if an `Attention` has variables."""
-  # Whether it has any does not depend on sizes.
+  # Whether there are any does not depend on sizes.
   dims = Dims(
     num_heads=1, num_kv_heads=1, head_dim=4, max_length=2**16, features=4
   )
@@ -197,34 +199,36 @@ def _check_has_none(attention: Attention) -> None:
     shapes = jax.eval_shape(
       lambda key: attention.init(key, dims), jax.random.key(0)
     )
-  except ValueError:  # It cannot work at this size, so it is asked when called.
+  except ValueError:  # These sizes are invalid for it, so a call checks.
     return
-  made = [
+  names = [
     f"{collection}.{name}"
     for collection, arrays in shapes.items()
     for name in arrays
   ]
-  if made:
+  if names:
     raise ValueError(
-      f"variables: this Attention has {', '.join(made)}, expected them, got "
-      "None; give record.init(jax.random.key(0), Dims(num_heads, num_kv_heads, "
-      "head_dim, max_length)) as the second argument"
+      f"variables: expected {', '.join(names)} of this Attention, got None; give "
+      "mechanism.init(jax.random.key(0), Dims(num_heads, num_kv_heads, head_dim, "
+      "max_length)) as the second argument"
     )
 
 
-def _fold(name: str, array: Array, lead: tuple[int, ...]) -> Array:
-  """Folds the leading axes into one, of size 1 if all of them have size 1."""
-  missing = len(lead) + 3 - array.ndim
+def _merge_batch_axes(
+  name: str, array: Array, batch_shape: tuple[int, ...]
+) -> Array:
+  """Merges the leading axes into one, of size 1 if all of them have size 1."""
+  missing = len(batch_shape) + 3 - array.ndim
   shape = (1,) * missing + array.shape
-  batch, rest = shape[: len(lead)], shape[len(lead) :]
+  batch, rest = shape[: len(batch_shape)], shape[len(batch_shape) :]
   if missing < 0 or any(
-    got not in (1, full) for got, full in zip(batch, lead, strict=True)
+    got not in (1, full) for got, full in zip(batch, batch_shape, strict=True)
   ):
     raise ValueError(
-      f"{name}: expected leading axes {lead} like the query's, or 1 or none of "
+      f"{name}: expected leading axes {batch_shape} like the query's, or 1 or none of "
       f"them, before [N, T, S], got shape {array.shape}"
     )
   array = array.reshape(shape)
   if math.prod(batch) == 1:
     return array.reshape(1, *rest)
-  return jnp.broadcast_to(array, (*lead, *rest)).reshape(-1, *rest)
+  return jnp.broadcast_to(array, (*batch_shape, *rest)).reshape(-1, *rest)

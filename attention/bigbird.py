@@ -42,34 +42,33 @@ def bigbird_attention(
 
     out = bigbird_attention(q, k, v, block_size=64, random_blocks=blocks)
 
-  Positions are in blocks of C = `block_size`, b(t) = t // C. The last block
-  L = ceil(T/C) - 1 may be shorter.
+  Positions are divided into blocks of C = `block_size`, b(t) = t // C. The last block,
+  L = ceil(T/C) - 1, may be shorter.
 
     out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
     A(t) = {s : b(s) ∈ {0, L, b(t)-1, b(t), b(t)+1} ∪ random_blocks[b(t)-1]}
     A(t) = all s                                       where b(t) ∈ {0, L}
 
-  for each head. A block that is listed twice, or is also near or global, counts
-  once. `mask` and the segments restrict the pairs further.
+  for each head. A random block that is repeated, neighbouring or global counts once.
+  `mask` and the segments restrict the pairs further.
 
   Args:
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
     block_size: C.
-    random_blocks: `[N, M, R]`, the numbers of R blocks for each query head and
-      each of the M = max(L - 1, 0) blocks between the first and the last. A
-      number outside [0, L], such as -1, names no block.
-      `bigbird_random_blocks` draws them.
+    random_blocks: `[N, M, R]`, the indices of R blocks for each query head and each of
+      the M = max(L - 1, 0) blocks between the first and the last, as drawn by
+      `bigbird_random_blocks`. Indices outside [0, L], such as -1, are ignored.
     mask: key mask, `[B, 1, 1, S]`.
-    is_causal: must be False, because the last block is global, and random
-      blocks may be later than the query.
+    is_causal: must be False, because the last block is global, and random blocks may
+      be later than the query.
     axis_name: mesh axis inside `jax.shard_map`, for a `block_size` that divides T.
-      Blocks are numbered in the whole sequence; shards do not support dropout.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+      Block indices refer to the whole sequence. Dropout is not supported.
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
@@ -81,10 +80,10 @@ def bigbird_attention(
     ValueError: a causal call.
 
   Cost: time T·(5+R)·C·N·(H+V), and 2C·T·N·(H+V) for the global queries. Memory
-  in addition to the arrays: a copy of each, and B·N·C·(C+H+V) for every block of a
-  step, of which a CPU takes one. Nothing is T×S.
+  in addition to the arrays: a copy of each, and B·N·C·(C+H+V) for each block that is
+  computed at the same time, which is one on a CPU. No array is T×S.
 
-  Departs from its paper in that every length is allowed, down to one partial
+  Differs from the paper in that every length is allowed, down to one partial
   block, in that the union is exact for any random blocks, and in that each head
   has its own random blocks (as in the paper's code).
 
@@ -93,14 +92,15 @@ def bigbird_attention(
   """
   if is_causal:
     raise ValueError(
-      "is_causal: expected False, got True, but every query sees the last "
-      "block and random blocks ahead; sliding_window attention has a causal "
-      "form, and so have flash and dense"
+      "is_causal: expected False, got True; every query sees the last block "
+      "and random later blocks; sliding_window, flash and dense attention "
+      "have causal forms"
     )
   if key.shape[1] != query.shape[1]:
     raise ValueError(
-      f"key: expected the length of query, {query.shape[1]}, for both are cut "
-      f"into the same blocks, got {key.shape[1]}; use dense attention across"
+      f"key: expected the length of query, {query.shape[1]}, because both are "
+      f"divided into the same blocks, got {key.shape[1]}; for cross-attention use "
+      "dense"
     )
   length, num_heads = query.shape[1:3]
   keep = checks.key_mask(mask, query, key)
@@ -113,8 +113,8 @@ def bigbird_attention(
       f"{expected[1]}, R], got {random_blocks.dtype} {random_blocks.shape}"
     )
   if axis_name is not None and devices > 1:
-    visible, dropped = _visible(keep), dropout_rate or None
-    sharding.check_shards(query, key, visible, PLAIN, dropout_rate=dropped)
+    visible, rate = _visible(keep), dropout_rate or None
+    sharding.check_shards(query, key, visible, PLAIN, dropout_rate=rate)
     keys = key, value, keep, key_segment_ids
     results = _attend_to_shards(
       query,
@@ -185,12 +185,12 @@ def _visible_blocks(
   """The W = 5 + R key blocks of each query block that is not global, in order.
 
   They are the first, the last, the block itself, its neighbours, and the random
-  ones. `count`, which names no block, replaces repeated and invalid numbers.
+  ones. Repeated and invalid indices become `count`, which is no block.
   """
   own = jnp.arange(1, count - 1)
-  always = jnp.stack([0 * own, 0 * own + count - 1, own - 1, own, own + 1], -1)
-  always = jnp.broadcast_to(always, (len(random_blocks), *always.shape))
-  blocks = jnp.sort(jnp.concatenate([always, random_blocks], axis=-1))
+  fixed = jnp.stack([0 * own, 0 * own + count - 1, own - 1, own, own + 1], -1)
+  fixed = jnp.broadcast_to(fixed, (len(random_blocks), *fixed.shape))
+  blocks = jnp.sort(jnp.concatenate([fixed, random_blocks], axis=-1))
   is_new = jnp.diff(blocks, prepend=-1) > 0
   return jnp.where(is_new & (blocks >= 0), jnp.minimum(blocks, count), count)
 
@@ -209,7 +209,7 @@ def _attend_to_blocks(
 ) -> tuple[Float[Array, "B Q N V"], Float[Array, "B Q N"]]:
   """Each of M blocks of queries attends to its W blocks of keys.
 
-  `keys` are key, value, mask and ids; with `axis_name` this device's shard.
+  `keys` has key, value, mask and segment ids; with `axis_name`, of this device's shard.
   """
   batch, length, num_heads, head_dim = query.shape
   row_bytes = 4 * batch * num_heads * (block_size + head_dim + keys[1].shape[3])
@@ -273,18 +273,18 @@ def _attend_to_shards(
   block_size: int,
   scale: float | Float[Array, ""] | None,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """(out, lse) of `bigbird_attention` where each of D devices has a shard.
+  """(out, lse) of `bigbird_attention` for the shards of D devices.
 
-  Which blocks a device needs is known only at run time, so all keys go around the
-  ring, and each device keeps the blocks that its queries need. Time and memory are
-  those of T positions, with 5 + R keys for each query and head. Devices exchange
-  what dense attention does, plus one sum over the devices for the global queries.
+  The blocks that a device needs are known only at run time. So the devices pass all
+  keys around a ring, and each keeps the blocks of its queries. Time and memory are
+  those of T positions, with 5 + R keys for each query and head. Devices exchange the
+  same arrays as in dense attention, and one sum for the global queries.
   """
   length = query.shape[1]
   if length % block_size:
     raise ValueError(
       f"block_size: expected a divisor of the {length} positions of a device, "
-      f"got {block_size}; a block of a sequence in shards lies on one device"
+      f"got {block_size}; every block must lie on one device"
     )
   rank, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
   own = length // block_size
@@ -308,14 +308,14 @@ def _attend_to_shards(
   key, value, keep, key_ids = keys
   visible = _visible(keep, jax.tree.map(ends, query_ids), key_ids)
   rows = attend(ends(query), key, value, visible, Logits(scale=scale))
-  rows = sharding.merged_over(axis_name, *rows)
+  rows = sharding.merge_over_devices(axis_name, *rows)
 
-  def with_ends(x, rows):
+  def set_ends(x, rows):
     x = jnp.where(rank == 0, layout.put(x, rows[:, :block_size], 0), x)
     last = layout.put(x, rows[:, block_size:], length - block_size)
     return jnp.where(rank == size - 1, last, x)
 
-  out, lse = map(with_ends, results, rows)
+  out, lse = map(set_ends, results, rows)
   return out, lse
 
 
@@ -325,24 +325,24 @@ def _gather_blocks(
   block_size: int,
   axis_name: str,
 ) -> Shaped[Array, "B S *F"]:
-  """Collects from the ring the M·W blocks that this device needs, S = M·W·C."""
+  """Collects the M·W blocks that this device needs from all devices, S = M·W·C."""
   rank, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
   x = split_blocks(x, block_size)
   owner, number = jnp.divmod(blocks.reshape(-1), x.shape[1])
 
-  def take(moving):
-    return moving.at[:, number].get(mode="promise_in_bounds")
+  def take(shard):
+    return shard.at[:, number].get(mode="promise_in_bounds")
 
   def step(carry, hop):
-    moving, taken = carry
-    moving = sharding.from_previous_device(moving, axis_name)
-    is_here = owner == (rank - hop) % size
-    is_here = is_here.reshape(1, -1, *[1] * (x.ndim - 2))
-    return (moving, jnp.where(is_here, take(moving), taken)), None
+    shard, gathered = carry
+    shard = sharding.from_previous_device(shard, axis_name)
+    is_owner = owner == (rank - hop) % size
+    is_owner = is_owner.reshape(1, -1, *[1] * (x.ndim - 2))
+    return (shard, jnp.where(is_owner, take(shard), gathered)), None
 
   start = match_varying((x, take(x)), (x, rank))
-  (_, taken), _ = jax.lax.scan(step, start, jnp.arange(1, size))
-  return taken.reshape(x.shape[0], -1, *x.shape[3:])
+  (_, gathered), _ = jax.lax.scan(step, start, jnp.arange(1, size))
+  return gathered.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 def bigbird_random_blocks(
@@ -350,11 +350,11 @@ def bigbird_random_blocks(
 ) -> Int[Array, "N M R"]:
   """Draws the random key blocks of each head and query block.
 
-  Each of the M = max(blocks - 2, 0) query blocks i between the first and the
-  last gets R blocks, drawn uniformly and without replacement from all blocks
-  except the first, the last, i-1, i and i+1, which i attends to in any case, by
-  Floyd's algorithm: with m candidates, for j = m-R … m-1 draw u from 0 … j and
-  take u, or j where u was taken before.
+  Each of the M = max(blocks - 2, 0) query blocks i between the first and the last gets
+  R blocks, drawn uniformly and without replacement from all blocks except those to
+  which it always attends: the first, the last, i-1, i and i+1. Floyd's algorithm draws
+  them: with m candidates, for j = m-R … m-1, draw u from 0 … j and take u, or j if u is
+  already taken.
 
   Args:
     key: a JAX random key.
@@ -363,7 +363,7 @@ def bigbird_random_blocks(
     num_random: R ≥ 0.
 
   Returns:
-    `[N, M, R]` int32. Where there are fewer than R candidates, the rest is -1.
+    `[N, M, R]` int32. If there are fewer than R candidates, the others are -1.
 
   Raises:
     ValueError: a size is out of range.
@@ -377,35 +377,35 @@ def bigbird_random_blocks(
   shape = (num_random, num_heads, middle)
   if not (num_random and middle):
     return jnp.zeros((num_heads, middle, num_random), jnp.int32)
-  # Among the blocks that are not global, the excluded ones are consecutive; there
-  # are fewer of them at both ends.
+  # The excluded blocks that are not global are consecutive. There are three, and fewer
+  # at both ends.
   i = jnp.arange(middle, dtype=jnp.int32)
-  run_start = jnp.maximum(i - 1, 0)
-  run_length = jnp.minimum(i + 1, middle - 1) - run_start + 1
-  candidates = jnp.broadcast_to(middle - run_length, shape)
+  excluded_start = jnp.maximum(i - 1, 0)
+  num_excluded = jnp.minimum(i + 1, middle - 1) - excluded_start + 1
+  candidates = jnp.broadcast_to(middle - num_excluded, shape)
   draw = jnp.arange(num_random, dtype=jnp.int32)[:, None, None]
   highest = candidates - num_random + draw
-  # Uniform up to num_blocks / 2³².
+  # The remainder is uniform up to num_blocks / 2³².
   choices = jnp.maximum(highest + 1, 1).astype(jnp.uint32)
   draws = (jax.random.bits(key, shape, jnp.uint32) % choices).astype(jnp.int32)
 
   def take(k, taken):
-    again = jnp.any(taken == draws[k][None], axis=0)
-    choice = jnp.where(again, highest[k], draws[k])
+    is_taken = jnp.any(taken == draws[k][None], axis=0)
+    choice = jnp.where(is_taken, highest[k], draws[k])
     return taken.at[k].set(jnp.where(highest[k] < 0, -1, choice))
 
   taken = jax.lax.fori_loop(0, num_random, take, jnp.full(shape, -1, jnp.int32))
-  past = taken + jnp.where(taken < run_start[None, None], 0, run_length)
-  return jnp.moveaxis(jnp.where(taken < 0, -1, past + 1), 0, 2)
+  block = taken + jnp.where(taken < excluded_start[None, None], 0, num_excluded)
+  return jnp.moveaxis(jnp.where(taken < 0, -1, block + 1), 0, 2)
 
 
 @attention_factory
 def bigbird(block_size: int = 64, num_random: checks.FromZero = 3) -> Attention:
   """The mechanism of `bigbird_attention`.
 
-  The number of blocks depends on the length of a call, so each call draws its
-  blocks from random bits in `constants`, always the same ones for the same length.
-  A call may pass its own `random_blocks`.
+  The number of blocks depends on the length of a call, so each call draws its blocks,
+  from a random key in `constants`: the same blocks for the same length. A call may pass
+  `random_blocks` instead.
 
   Args:
     block_size: C.
@@ -429,13 +429,13 @@ def bigbird(block_size: int = 64, num_random: checks.FromZero = 3) -> Attention:
         jax.random.wrap_key_data(variables["constants"]["key"]),
         num_heads=query.shape[2],
         num_blocks=count,
-        # There are no more blocks to draw from.
+        # There are at most `count` blocks to draw.
         num_random=min(num_random, count),
       )
     return function(query, key, value, **call)
 
   return Attention(
-    # Raw bits, because a checkpoint can store them.
+    # Raw bits, which a checkpoint can store.
     init=lambda key, dims: {"constants": {"key": jax.random.key_data(key)}},
     apply=apply,
     init_cache=None,

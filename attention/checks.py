@@ -1,6 +1,6 @@
-"""Checks of the arguments of attention functions, in one table, with their messages.
+"""Checks of the arguments of attention functions, in one table.
 
-Checks read only shapes, dtypes and Python numbers, while a call is traced. A message
+Checks read only shapes, dtypes and Python numbers, at trace time. An error message
 names the argument, what was expected and what was given.
 """
 
@@ -15,7 +15,7 @@ from jaxtyping import AbstractArray, Array, Bool, Float, Int
 import numpy as np
 
 FromZero = Annotated[int, "at least 0"]
-"""An int that may be 0; others are at least 1."""
+"""An int of at least 0; a plain `int` is at least 1."""
 
 ARRAYS: Mapping[str, Any] = {
   "query": Float[Array, "B T N H"],
@@ -28,7 +28,7 @@ ARRAYS: Mapping[str, Any] = {
   "sinks": Float[Array, "..."],
   "log_forget": Float[Array, "B T N"],
 }
-"""Annotations of the arrays that mean the same in every function."""
+"""Annotations of the arrays that have the same meaning in every function."""
 
 _QKV = ("query", "key", "value")
 
@@ -38,7 +38,7 @@ _KINDS: Mapping[Any, tuple[Any, str]] = {
   Int: (jnp.integer, "integers"),
   Bool: (jnp.bool_, _BOOL),
 }
-"""Kind in jaxtyping -> its dtypes, for code and for messages."""
+"""jaxtyping's kind -> its dtype, and its name in error messages."""
 
 
 def check_call(
@@ -47,15 +47,15 @@ def check_call(
   checks: Mapping[str, "Check"] | None = None,
   needed: Collection[str] = (),
 ) -> None:
-  """Checks the arrays of a call, and then its options by their names.
+  """Checks the arrays of a call, and then its options by name.
 
   Args:
     given: argument -> value.
-    arrays: argument -> annotation, such as `Float[Array, "B S K H"]`. A letter is the
-      same size in all of them, a number is that size; for "..." only the dtype is
-      checked. None is `ARRAYS`.
-    checks: argument -> check. None is `CHECKS`.
-    needed: arguments that may not be None.
+    arrays: argument -> annotation, such as `Float[Array, "B S K H"]`. A letter has
+      the same size in all of them, and a number is a size; for "..." only the dtype
+      is checked. None means `ARRAYS`.
+    checks: argument -> check. None means `CHECKS`.
+    needed: arguments that must not be None.
 
   Raises:
     ValueError: a value is not an array, does not fit its annotation, is empty, is a
@@ -76,9 +76,9 @@ def check_call(
   for name, annotation in arrays.items():
     if name not in given or not issubclass(annotation, AbstractArray):
       continue
-    kind, words = _KINDS[annotation.dtype]
+    kind, kind_name = _KINDS[annotation.dtype]
     if not jnp.issubdtype(given[name].dtype, kind):
-      raise ValueError(f"{name}: expected {words}, got {given[name].dtype}")
+      raise ValueError(f"{name}: expected {kind_name}, got {given[name].dtype}")
     if kind is jnp.floating and jnp.finfo(given[name].dtype).bits < 16:
       raise ValueError(
         f"{name}: expected a float dtype of at least 16 bits, got "
@@ -103,7 +103,7 @@ def check_call(
 def _check_sizes(
   name: str, shape: tuple[int, ...], letters: list[str], sizes: dict[str, int]
 ) -> None:
-  """Checks a shape, and adds the sizes of its letters to `sizes`."""
+  """Checks a shape, and adds the size of each of its letters to `sizes`."""
   if len(shape) != len(letters):
     hint = "; as_attention_fn(function) takes arrays without a batch"
     raise ValueError(
@@ -117,18 +117,18 @@ def _check_sizes(
         f"{name}: expected a number for {letter}, got {size}; only the batch may be "
         "a symbol, so export a program for each length"
       )
-    wanted_size = int(letter) if letter.isdigit() else size
-    if sizes.setdefault(letter, wanted_size) != size:
-      wanted = ", ".join(str(known.get(x, x)) for x in letters)
-      # A key "B T K H" is one of the sequence that the queries are of.
-      across = name in _QKV and "T" in letters
+    expected_size = int(letter) if letter.isdigit() else size
+    if sizes.setdefault(letter, expected_size) != size:
+      expected = ", ".join(str(known.get(x, x)) for x in letters)
+      # A key "B T K H" belongs to the same sequence as the queries.
+      is_self_attention = name in _QKV and "T" in letters
       raise ValueError(
-        f"{name}: expected [{wanted}] for [{', '.join(letters)}], got shape "
-        f"{shape}" + "; dense attention reads another sequence" * across
+        f"{name}: expected [{expected}] for [{', '.join(letters)}], got shape "
+        f"{shape}" + "; for cross-attention use dense" * is_self_attention
       )
     if not size and letter in "BTSNQKUHVI":
       raise ValueError(
-        f"{name}: expected at least one of everything, got shape {shape}"
+        f"{name}: expected sizes of at least one, got shape {shape}"
       )
 
 
@@ -138,12 +138,12 @@ _HEADS = {"Q": "query", "K": "key", "U": "value"}
 
 def _check_heads(sizes: dict[str, int]) -> None:
   """Checks that N, the largest head count, is a multiple of the others."""
-  most = max(_HEADS, key=lambda letter: sizes[letter])
-  sizes.setdefault("N", sizes[most])
+  largest = max(_HEADS, key=lambda letter: sizes[letter])
+  sizes.setdefault("N", sizes[largest])
   for letter, name in _HEADS.items():
-    if sizes[most] % sizes[letter]:
+    if sizes[largest] % sizes[letter]:
       raise ValueError(
-        f"{_HEADS[most]}: its {sizes[most]} heads are not a multiple of the "
+        f"{_HEADS[largest]}: its {sizes[largest]} heads are not a multiple of the "
         f"{sizes[letter]} heads of {name}"
       )
 
@@ -153,7 +153,7 @@ def check_qkv(
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
 ) -> None:
-  """Raises ValueError unless query, key and value fit together."""
+  """Raises ValueError unless the shapes of query, key and value fit."""
   check_call({"query": query, "key": key, "value": value}, needed=_QKV)
 
 
@@ -169,7 +169,7 @@ def check_pairs(
   dropout_rate: float = 0.0,
   dropout_rng: Array | None = None,
 ) -> None:
-  """Raises ValueError unless mask, bias, segments and dropout fit the pairs."""
+  """Raises ValueError unless mask, bias, segments and dropout fit query and key."""
   check_call(locals(), needed=_QKV)
 
 
@@ -177,8 +177,8 @@ def check_features(name: str, features: int) -> None:
   """Raises ValueError if a mechanism needs `Dims.features`, and it is 0."""
   if features < 1:
     raise ValueError(
-      f"features: {name} reads inputs of Dims.features numbers; expected at least "
-      f"1, got {features}"
+      f"features: {name} computes its gates from inputs of that width; expected at "
+      f"least 1, got {features}"
     )
 
 
@@ -199,13 +199,13 @@ _INDICES = {
   "BTS": ":, None",
   "NTS": "None",
 }
-"""Axes of an array -> the index that makes them four."""
+"""Axes of an array -> the index that inserts the missing ones."""
 
 
 def check_broadcast(
   name: str, array: Array, shape: tuple[int, int, int, int]
 ) -> None:
-  """Raises ValueError unless an array broadcasts to `shape`."""
+  """Raises ValueError unless an array of rank 4 broadcasts to `shape`."""
   if array.ndim != 4 or any(
     got not in (1, full) for got, full in zip(array.shape, shape, strict=True)
   ):
@@ -225,13 +225,13 @@ def key_mask(
   mask: Bool[Array, "..."] | None,
   query: Float[Array, "B T N H"],
   key: Float[Array, "B S K H"],
-  instead: str = "dense attention takes masks that vary",
+  instead: str = "dense attention supports masks that vary",
 ) -> Bool[Array, "B S"] | None:
   """Converts a key mask `[B, 1, 1, S]` to `[B, S]`.
 
   Raises:
     ValueError: the mask varies along queries or heads, or does not broadcast;
-      `instead` names what supports such a mask.
+      `instead` ends the message with an alternative.
   """
   if mask is None:
     return None
@@ -292,11 +292,11 @@ TABLES = {
   "relative_keys": "... E H",
   "relative_queries": "... P H",
 }
-"""Table by distance -> its annotation."""
+"""Table of relative distances -> its annotation."""
 
 
 def _check_table(name, table, sizes, given) -> None:
-  """Checks the heads, features and odd number of distances of a table by distance."""
+  """Checks the heads, features and (odd) number of distances of a table."""
   del given
   heads, width, shape = sizes["N"], sizes["H"], table.shape
   if name == "relative_bias":
@@ -314,7 +314,7 @@ def _check_table(name, table, sizes, given) -> None:
 
 
 def _check_dropout(name, rate, sizes, given) -> None:
-  """A rate is in [0, 1); above 0, a call also has a key, or keys `[1, 1]`."""
+  """The rate is in [0, 1); above 0, the call needs a random key, or keys `[1, 1]`."""
   del sizes
   rng = given.get("dropout_rng")
   if not 0.0 <= rate < 1.0:
@@ -329,7 +329,7 @@ def _check_dropout(name, rate, sizes, given) -> None:
 
 
 def check_soft_cap(cap: float) -> None:
-  """Raises ValueError unless c of c · tanh(x / c) is finite and above 0."""
+  """Raises ValueError unless c in c · tanh(x / c) is finite and above 0."""
   is_number = isinstance(cap, int | float) and not isinstance(cap, bool)
   if not is_number or not 0.0 < cap < math.inf:
     raise ValueError(
@@ -340,7 +340,7 @@ def check_soft_cap(cap: float) -> None:
 def softmax_scale(
   scale: float | Float[Array, ""] | None, head_dim: int
 ) -> float | Float[Array, ""]:
-  """Returns `scale`, or 1/√H where it is None.
+  """Returns `scale`, or 1/√H if it is None.
 
   Raises:
     ValueError: `scale` is neither a scalar array nor a finite number.
@@ -349,8 +349,8 @@ def softmax_scale(
     return 1.0 / math.sqrt(head_dim)
   if np.ndim(scale):
     raise ValueError(
-      f"scale: expected one number, got shape {np.shape(scale)}; multiply query "
-      "by factors that differ, and give scale=1.0"
+      f"scale: expected one number, got shape {np.shape(scale)}; to scale heads "
+      "or queries differently, multiply query and give scale=1.0"
     )
   if isinstance(scale, jax.Array):
     return scale
@@ -366,9 +366,9 @@ def check_static(name: str, value: Any) -> None:
   for x in jax.tree.leaves(value):
     if isinstance(x, jax.core.Tracer):
       raise ValueError(
-        f"{name}: expected a Python value, got a traced {x.dtype}; such an option "
-        f"makes the program, so give jax.jit static_argnames={name!r}, or bind it "
-        f"ahead with functools.partial(function, {name}=…)"
+        f"{name}: expected a Python value, got a traced {x.dtype}; the "
+        f"compiled program depends on it, so give jax.jit static_argnames={name!r}, "
+        f"or bind it with functools.partial(function, {name}=…)"
       )
 
 
@@ -410,7 +410,7 @@ def check_choice(
 def block_sizes(
   block_size: int | tuple[int, int] | None,
 ) -> tuple[int, int] | None:
-  """(queries, keys) of a block; None is the platform's choice.
+  """(queries, keys) of a block; None means the platform's choice.
 
   Raises:
     ValueError: `block_size` is neither a positive int nor a pair of them.
@@ -431,7 +431,7 @@ Check = Callable[[str, Any, Mapping[str, int], Mapping[str, Any]], Any]
 
 
 def _pairs(sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
-  """B, N, T, S; S is T if query and key are one sequence."""
+  """B, N, T, S; S is T in self-attention."""
   return sizes["B"], sizes["N"], sizes["T"], sizes.get("S", sizes["T"])
 
 

@@ -1,7 +1,7 @@
-"""Compressed attention: a window, and one key and value for each closed window of keys.
+"""Compressed attention: a sliding window, and one key and value for every m positions.
 
-DeepSeek-V4's heavily compressed attention (HCA) sees all of these entries, and its
-compressed sparse attention (CSA) those that an indexer selects.
+Queries of DeepSeek-V4's heavily compressed attention (HCA) see all of these entries,
+those of its compressed sparse attention (CSA) the entries that an indexer selects.
 """
 
 from functools import partial
@@ -19,15 +19,15 @@ from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend
 from attention.platform.blocks import chunk_map
-from attention.recurrent.gates import check_given, kernel, project
+from attention.recurrent.gates import check_gates, kernel, project
 from attention.sliding_window import sliding_window_attention
 from attention.softmax import entries as pooling
 from attention.softmax import indexer
-from attention.softmax.block_selection import positions_seen
+from attention.softmax.block_selection import cumulative_counts
 from attention.softmax.entries import norm, rotate
 from attention.softmax.rows import Output, merge, with_sinks
 
-_INSTEAD = "each query sees entries of windows; give a key mask"
+_INSTEAD = "an entry pools several positions; give a key mask"
 
 
 @attention_function
@@ -51,73 +51,72 @@ def compressed_attention(
   block_size: int | None = None,
   return_lse: bool = False,
 ) -> Output:
-  """Each query attends to a window of keys and to the entries of closed windows.
+  """Each query attends to a sliding window of keys and to compressed past entries.
 
     out = compressed_attention(q, k, v, window=128, entries=c, stride=128)
 
     out[t] = softmax over both of (scale · q_t · k_s, scale · q_t · c_i), times (v_s, u_i)
     t − window < s ≤ t        i ∈ A(t) ⊂ {i : (i + 1)·m ≤ t + 1}
 
-  with m = `stride`: an entry i counts from the last position of its window on. A(t) is
-  all of these entries (HCA), or, with the index arrays, the `top_k` of largest
+  with m = `stride`: entry i is visible from the last of its m positions onwards. A(t)
+  is all of these entries (HCA), or, with the index arrays, the `top_k` with the largest
 
     I[t, i] = Σ_j index_weight[t, j] · relu(index_query[t, j] · index_key[i])     (CSA)
 
-  Of entries with equal scores, the earlier is selected.
+  Of entries with equal scores, the earlier ones are selected.
 
   Args:
     query: `[B, T, N, H]`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
-    window: the number of plain keys of a query, its own among them.
-    entries: c, the keys of the entries, made by `compressed_entries`; M is at most
-      T // m.
-    entry_values: u; None is `entries`, as in DeepSeek-V4, where H = V.
+    window: the number of uncompressed keys that a query sees, including its own.
+    entries: c, the keys of the entries, as from `compressed_entries`; M ≤ T // m.
+    entry_values: u; None means `entries`, as in DeepSeek-V4, where H = V.
     stride: m.
-    index_query: of I index heads.
-    index_key: of entries, pooled as they are.
-    index_weight: of each index head.
-    top_k: the largest number of entries of a query, with an indexer.
-    sinks: a logit of each head that takes weight and has no value, `[N]` or, for each
-      query, `[B, T, N]`.
-    mask: key mask, `[B, 1, 1, T]`; entries are those of the unmasked positions.
-    is_causal: must be True, because an entry depends on its whole window.
-    block_size: C, the number of queries that are scored at a time; None is the
+    index_query: the queries of I index heads.
+    index_key: the index keys of the entries, pooled in the same way.
+    index_weight: the weight of each index head.
+    top_k: the largest number of entries that a query sees, with an indexer.
+    sinks: `[N]`, one more logit per head, which takes weight but has no value; or
+      `[B, T, N]`, one per query and head.
+    mask: key mask, `[B, 1, 1, T]`; entries pool unmasked positions only.
+    is_causal: must be True, because an entry depends on all of its positions.
+    block_size: C, the number of queries that are scored at a time; None means the
       platform's choice.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None means 1/√H.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    As `flash_attention`. The index arrays have no gradient.
+    As in `flash_attention`. No gradient flows to the index arrays.
 
   Raises:
     ValueError: the mask varies along queries, `is_causal` is False, there are more
-      entries than closed windows, or an index array is missing.
+      entries than T // m, or an index array is missing.
 
-  Cost: time T·N·(H+V)·(window + M), and T·M·(I·D + 70) for a selection; memory as
+  Cost: time T·N·(H+V)·(window + M), and T·M·(I·D + 70) for a selection; memory as in
   `flash_attention`, and B·C·M·(I+1) for C queries at a time.
 
-  A model rotates queries and keys before, and entry i as position i·m. DeepSeek-V4 also
-  rotates the last features of `out` back, as those of its values are rotated.
+  The caller applies rotary positions, to entry i with position i·m. DeepSeek-V4 also
+  rotates the last features of `out` back, because its values are rotated.
 
   Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0; the indexer
   is that of DeepSeek-V3.2, arXiv:2512.02556.
   """
   if not is_causal:
     raise ValueError(
-      "is_causal: expected True, got False; entries are of past windows"
+      "is_causal: expected True, got False; entries are visible to later queries"
     )
   length, count = query.shape[1], entries.shape[1]
   if count > length // stride:
     raise ValueError(
-      f"entries: expected at most the {length // stride} closed windows of "
+      f"entries: expected at most {length // stride}, one for every {stride} of "
       f"{length} positions, got {count}"
     )
   index = index_query, index_key, index_weight, top_k
   if any(x is None for x in index) != all(x is None for x in index):
     raise ValueError(
-      "index_query: expected it with index_key, index_weight and top_k, and only "
-      "then"
+      "index_query: expected all or none of index_query, index_key, "
+      "index_weight and top_k, got some"
     )
   keep = checks.key_mask(mask, query, key, _INSTEAD)
   near: Any = sliding_window_attention(
@@ -130,44 +129,44 @@ def compressed_attention(
     block_size=block_size,
     return_lse=True,
   )
-  closed = positions_seen(keep, query.shape[:2]) // stride
+  num_visible = cumulative_counts(keep, query.shape[:2]) // stride
   out, lse = near
   if count:
-    values = entries if entry_values is None else entry_values
-    far = _far(query, (entries, values), closed, index, scale, block_size)
-    out, lse = merge(near, far)
+    kv = entries, entries if entry_values is None else entry_values
+    others = _attend_entries(query, kv, num_visible, index, scale, block_size)
+    out, lse = merge(near, others)
   if sinks is not None:
     out, lse = with_sinks(out, lse, sinks)
   return (out, lse) if return_lse else out
 
 
-def _far(query, entries, closed, index, scale, block_size):
-  """(out, lse) over entries; `closed [B, T]` of them count for a query."""
+def _attend_entries(query, kv, num_visible, index, scale, block_size):
+  """(out, lse) over the first `num_visible [B, T]` entries."""
   index_query, index_key, index_weight, top_k = index
-  count, heads = entries[0].shape[1], 0
-  rows = indexer.Rows(None, None, None, query, closed)
+  count, heads = kv[0].shape[1], 0
+  rows = indexer.Rows(None, None, None, query, num_visible)
   if top_k is not None:
     heads = index_query.shape[2]
     index_query, index_key, index_weight = jax.lax.stop_gradient(index[:3])
     rows = rows._replace(index=index_query, weight=index_weight)
 
   def attend(rows):
-    seen = jnp.arange(count)[None, None] < rows.place[..., None]
+    visible = jnp.arange(count)[None, None] < rows.place[..., None]
     if top_k is not None:
       keys = indexer.Keys(index_key, None, None)
       scores = indexer.index_scores(rows, keys, is_causal=False)
-      seen = indexer.select(jnp.where(seen, scores, -jnp.inf), top_k)
+      visible = indexer.select(jnp.where(visible, scores, -jnp.inf), top_k)
     return flash_attention(
-      rows.query, *entries, mask=seen[:, None], scale=scale, return_lse=True
+      rows.query, *kv, mask=visible[:, None], scale=scale, return_lse=True
     )
 
   if block_size is None:
     row_bytes = 4 * query.shape[0] * count * (heads + 1)
-    block_size = backend.rows_at_once(row_bytes, query.shape[1])
+    block_size = backend.rows_per_tile(row_bytes, query.shape[1])
   return chunk_map(attend, block_size, rows)
 
 
-_OWN = "window", "stride", "entries", "entry_values", "top_k", "sinks"
+_OWN_OPTIONS = "window", "stride", "entries", "entry_values", "top_k", "sinks"
 
 
 @attention_factory
@@ -180,7 +179,7 @@ def compressed(
   query_rank: int | None = None,
   rotary_dim: int | None = None,
 ) -> Attention:
-  """DeepSeek-V4's attention: `compressed_attention` with keys that are the values.
+  """DeepSeek-V4's attention: `compressed_attention` whose keys are also its values.
 
     k_t = v_t = norm(x_t · W)        q_t = norm(q_t), for each head without a scale
     c_i = u_i = norm(`compressed_entries` of x · W_c, by gates x · W_g and a bias b)
@@ -188,36 +187,35 @@ def compressed(
 
   R_t rotates the last P features of a head by position t, in a model with rotary
   positions. All heads share k and c. With `top_k` it is CSA: entries have two series,
-  and an indexer with entries of its own selects them. Without, it is HCA.
+  and an indexer with its own entries selects them. Without `top_k` it is HCA.
 
   Args:
-    window: W, keys of a query, its own among them.
-    stride: m; 0 is a window alone, as in the first layers of DeepSeek-V4.
-    top_k: entries of a query, which an indexer selects; None is all.
+    window: W, the number of keys that a query sees, including its own.
+    stride: m; 0 means a window alone, as in the first layers of DeepSeek-V4.
+    top_k: the number of entries that an indexer selects; None means all.
     num_index_heads: I.
     index_dim: D, of which the last P features are rotated.
-    query_rank: the model's `query_rank`, whose numbers `gates` takes as its third
-      argument for index queries; None computes them from x.
-    rotary_dim: P, even; None is the paper's H / 8, rounded down to an even number, and
-      at least 2.
+    query_rank: the model's `query_rank`, the width of the third argument of `gates`,
+      from which it computes index queries; None computes them from x.
+    rotary_dim: P, even; None means the paper's H / 8, rounded down to an even number,
+      and at least 2.
 
   Returns:
-    An `Attention`, causal only, that makes its own keys and values ('own_keys') and
-    decodes with a `CompressedCache`. The values have width H. A call with other values
-    takes them as they are, and an entry's value is then the mean of its positions'
-    values by the mean weights of its features. It has in `params` `kv_kernel [F, H]`,
-    `kv_scale [H]` and `sinks [N]`; with entries `entry_kernel` and `entry_gate_kernel`
-    `[F, A, H]`, `entry_bias [m, A, H]` and `entry_scale [H]`; and the same of width D
-    for an indexer, with `index_query_kernel [F, I, D]` and `index_weight_kernel [F, I]`.
-    Only `loss` trains these: the mean of `dsa_indexer_loss` over entries.
+    A causal `Attention` that computes its own keys and values ('own_keys'), of width H,
+    and decodes with a `CompressedCache`. Values that a call gives replace its own; the
+    value of an entry is then the mean of those of its positions, by the mean weights of
+    its features. Its parameters are `kv_kernel [F, H]`, `kv_scale [H]` and `sinks [N]`;
+    with entries `entry_kernel` and `entry_gate_kernel` `[F, A, H]`,
+    `entry_bias [m, A, H]` and `entry_scale [H]`; and the same of width D for an
+    indexer, with `index_query_kernel [F, I, D]` and `index_weight_kernel [F, I]`. Only
+    `loss` trains the indexer: the mean of `dsa_indexer_loss` over entries.
 
   Raises:
-    ValueError: an argument is not a positive int, `rotary_dim` is odd, or there are
-      options of an indexer without entries or without `top_k`; by `init`, P is above H
-      or D.
+    ValueError: an argument is not a positive int, `rotary_dim` is odd, or options of an
+      indexer are given without entries or `top_k`; by `init`, P is above H or D.
 
-  Cost: as `compressed_attention`. The cache has W·H + T/m·(H + D) numbers, and those of
-  A·m positions.
+  Cost: as in `compressed_attention`. The cache has W·H + T/m·(H + D) numbers, and those
+  of A·m positions.
 
   Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0.
   """
@@ -246,10 +244,10 @@ def compressed(
   def init(key, dims):
     checks.check_features("compressed", dims.features)
     width, head_dim = rotary_width(dims.head_dim), dims.head_dim
-    most = head_dim if top_k is None else min(head_dim, index_dim)
-    if width > most:
+    limit = head_dim if top_k is None else min(head_dim, index_dim)
+    if width > limit:
       raise ValueError(
-        f"rotary_dim: expected at most the {most} features of a head, got {width}"
+        f"rotary_dim: expected at most the {limit} features of a head, got {width}"
       )
     keys = jax.random.split(key, 5)
     params = {
@@ -290,39 +288,41 @@ def compressed(
     return arrays
 
   def make_entries(params, arrays, keep=None):
-    """Entries `[B, M, H]`, and index keys of them; None without an indexer."""
+    """Entries `[B, M, H]` and their index keys, which are None without an indexer."""
     pool = partial(pooling.pool, params, arrays, keep=keep)
     entries = pool("entry").astype(arrays["entry_rows"].dtype)
     return entries, None if top_k is None else pool("index")
 
   def split_call(query, key, call):
-    """The gates of a call, its keys, its key mask, and the other options."""
+    """Splits a call into gates, keys, key mask and other options."""
     _check_none("key", key)
     names = "latent", "shared_key", "rotation", *pooled, *index
-    check_given("compressed", call, *names)
+    check_gates("compressed", call, *names)
     arrays = {name: call[name] for name in names}
-    # A position has no gradient.
+    # Positions have no gradient.
     arrays["rotation"] = jax.lax.stop_gradient(arrays["rotation"])
     kv = jnp.concatenate([arrays["latent"], arrays["shared_key"]], axis=2)
-    rest = {name: x for name, x in call.items() if name not in names}
+    options = {name: x for name, x in call.items() if name not in names}
     if top_k is not None:
       rotation = arrays["rotation"]
       arrays["index_query"] = rotate(arrays["index_query"], rotation)
     kv = kv[:, :, None]
-    keep = checks.key_mask(rest.get("mask"), query, kv, _INSTEAD)
-    return indexer.without_masked(arrays, keep), kv, keep, rest
+    keep = checks.key_mask(options.get("mask"), query, kv, _INSTEAD)
+    return indexer.zero_masked(arrays, keep), kv, keep, options
 
   def apply(variables, query, key, value, **call) -> Any:
     p = variables["params"]
     arrays, kv, keep, call = split_call(query, key, call)
     call = {"is_causal": False, **call}
-    call = accepted_options("compressed", compressed_attention, call, own=_OWN)
+    call = accepted_options(
+      "compressed", compressed_attention, call, own=_OWN_OPTIONS
+    )
     if kv.shape[1] != query.shape[1]:
       raise ValueError(
         "query: expected query and key of one sequence, got lengths "
-        f"{query.shape[1]} and {kv.shape[1]}; use dense attention across"
+        f"{query.shape[1]} and {kv.shape[1]}; for cross-attention use dense"
       )
-    has_lse = call.pop("return_lse", False)
+    return_lse = call.pop("return_lse", False)
     values = kv if value is None else value
     heads, selection = values.shape[2], {}
     entries, entry_values = kv[:, :0], values[:, :0]
@@ -351,7 +351,7 @@ def compressed(
     out, lse = result
     if value is None:
       out = rotate(out, arrays["rotation"], -1.0)
-    return (out, lse) if has_lse else out
+    return (out, lse) if return_lse else out
 
   def loss(variables, query, key, *, scale=None, **call):
     arrays, _, keep, call = split_call(query, key, call)
@@ -360,8 +360,8 @@ def compressed(
     if not entries.shape[1]:
       return jnp.zeros(())
     queries = arrays["index_query"], arrays["index_weight"], None, norm(query)
-    closed = positions_seen(keep, query.shape[:2]) // step
-    rows = indexer.Rows(*queries, closed - 1)
+    num_visible = cumulative_counts(keep, query.shape[:2]) // step
+    rows = indexer.Rows(*queries, num_visible - 1)
     keys = indexer.Keys(index_key, None, None)
     losses = indexer.row_losses(
       rows, keys, entries[:, :, None], top_k=top_k, scale=scale
@@ -373,10 +373,10 @@ def compressed(
     inputs = (jax.ShapeDtypeStruct((batch, 1, x), dtype) for x in widths)
     arrays = jax.eval_shape(gates, variables, *inputs)
     count = -(-max_length // step) if stride else 0
-    exact = jnp.zeros((batch, count, index_dim), jnp.float32)
+    index_key = jnp.zeros((batch, count, index_dim), jnp.float32)
     return pooling.CompressedCache(
       jnp.zeros((batch, count, dims.head_dim), dtype),
-      None if top_k is None else exact,
+      None if top_k is None else index_key,
       jnp.zeros((batch, min(window, max_length), dims.head_dim), dtype),
       {
         name: jnp.zeros((batch, series * step, *x.shape[2:]), x.dtype)
@@ -389,27 +389,27 @@ def compressed(
   def decode(variables, cache, query, key, value, *, scale=None, **call):
     _check_none("value", value)
     arrays, kv, _, call = split_call(query, key, call)
-    accepted_options("compressed", compressed_attention, call, own=_OWN)
-    seen = jnp.arange(cache.window.shape[1])[None] <= cache.index[:, None]
+    accepted_options("compressed", compressed_attention, call, own=_OWN_OPTIONS)
+    visible = jnp.arange(cache.window.shape[1])[None] <= cache.index[:, None]
     rows = {name: arrays[name] for name in pooled}
-    make = partial(make_entries, variables["params"])
-    cache = pooling.with_next(cache, kv[:, :, 0], rows, make)
+    pool_entries = partial(make_entries, variables["params"])
+    cache = pooling.append(cache, kv[:, :, 0], rows, pool_entries)
     keys = cache.window
     if stride:
-      places = jnp.arange(cache.entries.shape[1])[None]
-      far = places < cache.index[:, None] // step
+      numbers = jnp.arange(cache.entries.shape[1])[None]
+      selected = numbers < cache.index[:, None] // step
       if top_k is not None:
         index_rows = indexer.Rows(*map(arrays.get, index), ids=None)
-        index_keys = indexer.Keys(cache.index_key, far, None)
+        index_keys = indexer.Keys(cache.index_key, selected, None)
         scores = indexer.index_scores(index_rows, index_keys, is_causal=False)
-        far = indexer.select(scores, top_k)[:, 0]
-      seen = jnp.concatenate([seen, far], axis=1)
+        selected = indexer.select(scores, top_k)[:, 0]
+      visible = jnp.concatenate([visible, selected], axis=1)
       keys = jnp.concatenate([keys, cache.entries], axis=1)
     out: Any = dense_attention(
       norm(query),
       keys[:, :, None],
       keys[:, :, None],
-      mask=seen[:, None, None],
+      mask=visible[:, None, None],
       sinks=variables["params"]["sinks"],
       scale=scale,
     )
@@ -419,8 +419,8 @@ def compressed(
     _check_none("value", value)
     arrays, kv, *_ = split_call(query, key, call)
     rows = {name: arrays[name] for name in pooled}
-    make = partial(make_entries, variables["params"])
-    return pooling.with_prompt(cache, kv[:, :, 0], rows, lengths, make)
+    pool_entries = partial(make_entries, variables["params"])
+    return pooling.prefill(cache, kv[:, :, 0], rows, lengths, pool_entries)
 
   return Attention(
     init=init,
@@ -442,9 +442,9 @@ def compressed(
 
 
 def _check_none(name, x):
-  """Raises ValueError for a key, or for a value that the cache cannot hold."""
+  """Raises ValueError for a key or value that the mechanism computes itself."""
   if x is not None:
     raise ValueError(
-      f"{name}: compressed attention makes it from the inputs of the layer; "
+      f"{name}: compressed attention computes it from the inputs of the layer; "
       f"expected None, got shape {x.shape}"
     )

@@ -28,7 +28,7 @@ from jaxtyping import AbstractArray
 
 from attention import checks
 from attention.checks import Check, FromZero
-from attention.mechanism import FACTORIES, Attention, Variables, has_its_own
+from attention.mechanism import FACTORIES, Attention, Variables, reserved_option
 from attention.names import unknown_option
 from attention.platform import programs
 from attention.softmax.logits import logits_from_options
@@ -39,31 +39,31 @@ R = TypeVar("R")
 
 
 def attention_function(function: Callable[P, R]) -> Callable[P, R]:
-  """Decorates a public attention function, which then checks its calls.
+  """Decorates a public attention function, so that it checks its calls.
 
-  A call raises ValueError if it has an unknown option, lacks a required one, gives an
-  option by position, or has an invalid value. Arrays are checked against their
-  annotations, options by name (`checks.CHECKS`) or by type. An eager call runs as one
-  program (`programs.compiled_once`).
+  A call raises ValueError if an option is unknown, missing, invalid or given by
+  position. Arrays are checked against their annotations, options by name
+  (`checks.CHECKS`) or by type. An eager call runs as one program
+  (`programs.cached_jit`).
 
-  The keywords in `**pairs: Unpack[…]` become keywords of the function. If it has the
-  options `visible` and `logits`, it receives these keywords only within those two.
-  Other annotations and the docstring do not change.
+  The keywords in `**pairs: Unpack[…]` become keywords of the decorated function. If the
+  function has the options `visible` and `logits`, these replace the keywords when it is
+  called. Other annotations and the docstring do not change.
   """
   name = getattr(function, "__name__", "attention")
   signature = inspect.signature(function)
-  parameters, shared = _with_shared_options(signature.parameters)
-  seen, scored = [], []
+  parameters, shared = _expand_shared_options(signature.parameters)
+  visible_names, logits_names = [], []
   if shared and "visible" in signature.parameters:
-    seen = ["visible", *(n for n in parameters if n in shared & SEEN)]
+    visible_names = ["visible", *(n for n in parameters if n in shared & SEEN)]
   if shared and "logits" in signature.parameters:
-    scored = ["logits", *(n for n in parameters if n in shared - SEEN)]
+    logits_names = ["logits", *(n for n in parameters if n in shared - SEEN)]
   positional = [
     n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY
   ]
-  needed = {n for n, p in parameters.items() if p.default is p.empty}
-  defaults = {n: p.default for n, p in parameters.items() if n not in needed}
-  arrays, tests = _checks_by_annotation(parameters)
+  required = {n for n, p in parameters.items() if p.default is p.empty}
+  defaults = {n: p.default for n, p in parameters.items() if n not in required}
+  arrays, option_checks = _checks_by_annotation(parameters)
   static = {n for n, p in parameters.items() if _is_static(p.annotation)}
 
   def run(**given: Any) -> Any:
@@ -72,14 +72,14 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
     is_mixed = any(x.dtype != dtype for x in qkv)
     if is_mixed:
       qkv = programs.promote(*qkv)
-    if seen:
-      pairs = {n: given.pop(n) for n in seen if n in given}
+    if visible_names:
+      pairs = {n: given.pop(n) for n in visible_names if n in given}
       given["visible"] = visible_from_options(qkv[0], qkv[1], **pairs)
-    if scored:
-      pairs = {n: given.pop(n) for n in scored if n in given}
-      visible = given["visible"]
-      logits = logits_from_options(qkv[0], qkv[1], visible, **pairs)
-      given["logits"] = logits
+    if logits_names:
+      pairs = {n: given.pop(n) for n in logits_names if n in given}
+      given["logits"] = logits_from_options(
+        qkv[0], qkv[1], given["visible"], **pairs
+      )
     results = cast(Any, function)(*qkv, **given)
     if not is_mixed:
       return results
@@ -88,7 +88,7 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
       return results.astype(dtype)
     return results[0].astype(dtype), *results[1:]
 
-  program = programs.compiled_once(run)
+  program = programs.cached_jit(run)
 
   @functools.wraps(function)
   def checked(*args: P.args, **options: P.kwargs) -> R:
@@ -105,32 +105,32 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
       if option in static:
         checks.check_static(option, given[option])
     for option in parameters:
-      if option in needed and option not in given:
+      if option in required and option not in given:
         raise ValueError(f"{option}: {name} needs it, got nothing")
-    asked = {n: tests[n] for n in given if n in tests}
-    checks.check_call({**defaults, **given}, arrays, asked, needed)
+    own_checks = {n: option_checks[n] for n in given if n in option_checks}
+    checks.check_call({**defaults, **given}, arrays, own_checks, required)
     query = given[positional[0]]
     if jax.typeof(query).sharding.mesh.explicit_axes:
       return programs.call_with_auto_axes(run, query, (), given)
     return program(**given)
 
-  # `help` shows these texts; it would show jaxtyping's classes instead.
-  written = [
+  # `help` shows these texts instead of jaxtyping's classes.
+  shown = [
     p.replace(annotation=_annotation_text(p.annotation))
     for p in parameters.values()
   ]
-  shown = signature.replace(
-    parameters=written,
+  shown_signature = signature.replace(
+    parameters=shown,
     return_annotation=_annotation_text(signature.return_annotation),
   )
-  setattr(checked, "__signature__", shown)  # noqa: B010
+  setattr(checked, "__signature__", shown_signature)  # noqa: B010
   return checked
 
 
-def _with_shared_options(
+def _expand_shared_options(
   parameters: Mapping[str, inspect.Parameter],
 ) -> tuple[Mapping[str, inspect.Parameter], AbstractSet[str]]:
-  """All parameters, with the keywords in `**pairs: Unpack[…]`, and their names."""
+  """All parameters, including the keywords in `**pairs: Unpack[…]`, and their names."""
   *own, last = parameters.values()
   if last.kind is not last.VAR_KEYWORD:
     return parameters, frozenset()
@@ -171,20 +171,20 @@ _ARRAY = (AbstractArray, jax.Array)
 def _checks_by_annotation(
   parameters: Mapping[str, inspect.Parameter],
 ) -> tuple[dict[str, Any], dict[str, Check]]:
-  """The annotations of arrays, and the checks of other options by name or type."""
-  arrays, tests = {}, dict(checks.CHECKS)
+  """The annotations of array parameters, and the checks of the other options."""
+  arrays, option_checks = {}, dict(checks.CHECKS)
   for option, parameter in parameters.items():
     allowed = _union_members(parameter.annotation)
     if allowed in _TYPES:
-      tests.setdefault(option, _TYPES[allowed])
+      option_checks.setdefault(option, _TYPES[allowed])
     elif get_origin(allowed[0]) is Literal:
-      tests[option] = _among(allowed[0], parameter.annotation)
+      option_checks[option] = _choice_check(allowed[0], parameter.annotation)
     elif all(isinstance(x, type) and issubclass(x, _ARRAY) for x in allowed):
       (arrays[option],) = allowed
       letters = checks.TABLES.get(option)
       if letters and arrays[option].dim_str != letters:
-        del tests[option]  # Of another form.
-  return arrays, tests
+        del option_checks[option]  # The table has another shape here.
+  return arrays, option_checks
 
 
 def _union_members(annotation: Any) -> tuple[Any, ...]:
@@ -195,32 +195,32 @@ def _union_members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _is_static(annotation: Any) -> bool:
-  """Whether an option consists of Python values, on which the program depends."""
+  """Whether an option is a Python value on which the compiled program depends."""
   members = _union_members(annotation)
   if get_origin(annotation) in (tuple, Sequence):
     members = get_args(annotation)
   if members == (annotation,):
-    is_word = get_origin(annotation) is Literal
-    return is_word or annotation in (bool, int, float, str, FromZero)
+    is_literal = get_origin(annotation) is Literal
+    return is_literal or annotation in (bool, int, float, str, FromZero)
   return all(map(_is_static, members))
 
 
-def _among(literal: Any, annotation: Any) -> Check:
+def _choice_check(literal: Any, annotation: Any) -> Check:
   """The check of a `Literal`, or of `Literal[…] | None`."""
-  words, may_be_none = get_args(literal), literal is not annotation
+  choices, may_be_none = get_args(literal), literal is not annotation
   return lambda name, value, *_: checks.check_choice(
-    name, value, words, may_be_none
+    name, value, choices, may_be_none
   )
 
 
 class _AnnotationText(str):
-  """An annotation that shows as its text."""
+  """An annotation whose `repr` is its text."""
 
   __repr__ = str.__str__
 
 
 def _annotation_text(annotation: Any) -> _AnnotationText:
-  """An annotation without the names of modules: Float[Array, 'B T N H']."""
+  """The text of an annotation without module names: Float[Array, 'B T N H']."""
   text = inspect.formatannotation(annotation)
   return _AnnotationText(re.sub(r"(?:\w+\.)+(?=\w)", "", text))
 
@@ -228,19 +228,19 @@ def _annotation_text(annotation: Any) -> _AnnotationText:
 def attention_factory(
   factory: Callable[P, Attention],
 ) -> Callable[P, Attention]:
-  """Decorates a mechanism's factory, which is registered and checks its arguments.
+  """Decorates a mechanism's factory: registers it and checks its arguments.
 
-  Each hyperparameter is checked by name (`checks.CHECKS`) or by type. Arrays are
-  refused: they belong in calls of the attention function. Equal hyperparameters give the
-  same record, whose eager calls are compiled once.
+  Each hyperparameter is checked by name (`checks.CHECKS`) or by type. An array raises
+  ValueError, because it belongs in a call of the attention function. Equal
+  hyperparameters give the same record, whose eager calls are compiled once.
   """
   name = getattr(factory, "__name__", "factory")
   parameters = inspect.signature(factory).parameters
-  _, tests = _checks_by_annotation(parameters)
+  _, option_checks = _checks_by_annotation(parameters)
 
-  def refuse_array(option):
+  def raise_for_array(option):
     raise ValueError(
-      f"{option}: {name} makes a mechanism from hyperparameters, got an array; "
+      f"{option}: {name} creates a mechanism from hyperparameters, got an array; "
       f"call {name}(…).apply(variables, query, key, value, …)"
     )
 
@@ -249,75 +249,76 @@ def attention_factory(
     given = dict(zip(parameters, args, strict=False)) | options
     for option, value in given.items():
       if option in ("query", "key", "value") or getattr(value, "ndim", 0):
-        refuse_array(option)
+        raise_for_array(option)
       if option not in parameters:
         raise ValueError(unknown_option(option, name, parameters))
       checks.check_static(option, value)
       may_be_none = type(None) in get_args(parameters[option].annotation)
-      if option in tests and not (value is None and may_be_none):
-        tests[option](option, value, {}, given)
+      if option in option_checks and not (value is None and may_be_none):
+        option_checks[option](option, value, {}, given)
     try:
       hash((args, tuple(options.values())))
     except TypeError:
-      return made.__wrapped__(*args, **options)
-    return made(*args, **options)
+      return cached.__wrapped__(*args, **options)
+    return cached(*args, **options)
 
   # Programs are cached by function, so equal hyperparameters share one record.
-  @functools.lru_cache(maxsize=programs.MOST, typed=True)
-  def made(*args: Any, **options: Any) -> Attention:
+  @functools.lru_cache(maxsize=programs.MAX_PROGRAMS, typed=True)
+  def cached(*args: Any, **options: Any) -> Attention:
     record: Attention = cast(Any, factory)(*args, **options)
     if any(map(callable, [*args, *options.values()])):
-      return _with_bounds(record)
+      return _with_cache_checks(record)
     fields = "apply", "decode", "prefill", "loss"
     functions = {x: getattr(record, x) for x in fields if getattr(record, x)}
-    compiled = {x: programs.compiled_once(f) for x, f in functions.items()}
-    return _with_bounds(cast(Any, record)._replace(**compiled))
+    compiled = {x: programs.cached_jit(f) for x, f in functions.items()}
+    return _with_cache_checks(cast(Any, record)._replace(**compiled))
 
   FACTORIES[name] = checked
   return checked
 
 
-def _with_bounds(record: Attention) -> Attention:
-  """The record with `decode` and `prefill` that raise if a growing cache is full.
+def _with_cache_checks(record: Attention) -> Attention:
+  """Adds checks to `decode` and `prefill` that raise if a growing cache is full.
 
   If the index is traced, `decode` returns NaN instead.
   """
   decode: Any = record.decode
   prefill: Any = record.prefill
 
-  def size(cache):
+  def capacity_of(cache):
     positions = int(getattr(cache, "grows", False))
     return cache[0].shape[1] * positions if positions else None
 
-  def refuse(room, position):
+  def raise_full(capacity, position):
     raise ValueError(
-      f"cache: expected a position below its max_length {room}, got {position}; "
-      "make it with room for more: init_cache(variables, batch, max_length, …)"
+      f"cache: expected a position below its max_length {capacity}, got "
+      f"{position}; pass a larger max_length to init_cache(variables, batch, "
+      "max_length, …)"
     )
 
   @functools.wraps(decode)
-  def decode_within(variables, cache, *arrays, **call):
-    room = size(cache)
-    if room is None:
+  def checked_decode(variables, cache, *arrays, **call):
+    capacity = capacity_of(cache)
+    if capacity is None:
       return decode(variables, cache, *arrays, **call)
     is_traced = isinstance(cache.index, jax.core.Tracer)
-    if not is_traced and (position := int(jnp.max(cache.index))) >= room:
-      refuse(room, position)
-    out, after = decode(variables, cache, *arrays, **call)
+    if not is_traced and (position := int(jnp.max(cache.index))) >= capacity:
+      raise_full(capacity, position)
+    out, new_cache = decode(variables, cache, *arrays, **call)
     if is_traced:
-      is_full = (cache.index >= room)[:, None, None, None]
+      is_full = (cache.index >= capacity)[:, None, None, None]
       out = jnp.where(is_full, jnp.nan, out)
-    return out, after
+    return out, new_cache
 
   @functools.wraps(prefill)
-  def prefill_within(variables, cache, query, *arrays, **call):
-    room, length = size(cache), query.shape[1]
-    if room is not None and length > room:
-      refuse(room, length - 1)
+  def checked_prefill(variables, cache, query, *arrays, **call):
+    capacity, length = capacity_of(cache), query.shape[1]
+    if capacity is not None and length > capacity:
+      raise_full(capacity, length - 1)
     return prefill(variables, cache, query, *arrays, **call)
 
   return record._replace(
-    decode=decode and decode_within, prefill=prefill and prefill_within
+    decode=decode and checked_decode, prefill=prefill and checked_prefill
   )
 
 
@@ -326,13 +327,13 @@ def make_apply(
   function: Callable[..., Any],
   own: Callable[[Variables], Mapping[str, Any]] = lambda variables: {},
 ) -> Callable[..., Any]:
-  """The `apply` of a record whose function takes query, key and value.
+  """Builds the `apply` of a mechanism from its attention function.
 
   Args:
     name: the mechanism, for messages.
-    function: the attention function, which checks its calls.
-    own: variables -> the options of `function` that the mechanism sets; a call
-      may not have them.
+    function: the attention function, of query, key and value, which checks its calls.
+    own: variables -> the options of `function` that the mechanism sets, and that a call
+      must not have.
   """
 
   def apply(variables, query, key, value, **call):
@@ -340,10 +341,10 @@ def make_apply(
       given = own(variables)
     except KeyError as error:
       raise ValueError(
-        f"variables: {name} needs what its init makes; {error} is missing"
+        f"variables: {name} needs the variables of its init; {error} is missing"
       ) from error
     for option in sorted(given.keys() & call.keys()):
-      raise ValueError(has_its_own(option, name))
+      raise ValueError(reserved_option(option, name))
     return function(query, key, value, **given, **call)
 
   return apply

@@ -47,37 +47,37 @@ def delta_product_attention(
 
   with g = `log_decay`, for each head. The R factors I − β k kᵀ of a position are a
   product of generalised Householder reflections. With β up to 2, R of them let a state
-  track permutations of R + 1 elements. R = 1 is `delta_rule_attention`; as there, the
-  state grows without bound where β|k|² > 2.
+  track permutations of R + 1 elements. With R = 1 it is `delta_rule_attention`. As
+  there, the state grows exponentially if β|k|² > 2.
 
   Args:
     query: `[B, T, N, H]`.
     key: R keys for each position.
-    value: their values.
-    beta: β, their writing strengths.
+    value: the value of each key.
+    beta: β, the writing strength of each key.
     log_decay: `[B, T, N]`, `[B, T, N, H]` or None, as in `delta_rule_attention`.
     normalize_keys: as in `delta_rule_attention`; the paper's models normalize keys
       and queries to length 1.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
-    initial_state: the state before the first position; None is 0.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
+    initial_state: the state before the first position; None means 0.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
     implementation: 'xla' or None; 'jla' is a GPU kernel of another package.
 
-  Results and errors: as `gated_linear_attention`.
+  Results and errors: as in `gated_linear_attention`.
 
   Cost: that of `delta_rule_attention` of T·R positions.
 
   Paper: DeltaProduct: improving state-tracking in linear RNNs via Householder products,
   arXiv:2502.10297.
   """
-  return _repeated_writes(**locals())
+  return _recurrence(**locals())
 
 
-def _repeated_writes(
+def _recurrence(
   query: Float[Array, "B T Q H"],
   key: Float[Array, "B T R K H"],
   value: Float[Array, "B T R U V"],
@@ -89,37 +89,37 @@ def _repeated_writes(
   return_state: bool = True,
   **options: Any,
 ) -> Any:
-  """`recurrent_attention` that decays once and then writes R times per position.
+  """`recurrent_attention` with one decay and R updates per position.
 
-  It runs over T·R positions: of each R, the first has the decay and the last the query.
+  It runs over T·R positions. Of each R, the first has the decay and the last the query.
   """
-  writes = key.shape[2]
+  num_updates = key.shape[2]
 
-  def flat(x):
+  def flatten(x):
     return x.reshape(x.shape[0], -1, *x.shape[3:])
 
-  def placed(x, index):
-    """`x` at one of R positions, and 0 at the others."""
+  def flatten_padded(x, index):
+    """Puts `x` at position `index` of each R, and 0 at the others."""
     others = [(0, 0)] * (x.ndim - 2)
-    place = (index, writes - 1 - index)
-    return flat(jnp.pad(x[:, :, None], [(0, 0), (0, 0), place, *others]))
+    updates = (index, num_updates - 1 - index)
+    return flatten(jnp.pad(x[:, :, None], [(0, 0), (0, 0), updates, *others]))
 
   if mask is not None:
     keep: Any = checks.key_mask(mask, query, query)
-    mask = jnp.repeat(keep, writes, axis=1)[:, None, None, :]
+    mask = jnp.repeat(keep, num_updates, axis=1)[:, None, None, :]
   if segment_ids is not None:
-    segment_ids = jnp.repeat(segment_ids, writes, axis=1)
+    segment_ids = jnp.repeat(segment_ids, num_updates, axis=1)
   out, state = recurrent_attention(
-    placed(query, writes - 1),
-    flat(key),
-    flat(value),
-    log_decay=None if log_decay is None else placed(log_decay, 0),
-    beta=None if beta is None else flat(beta),
+    flatten_padded(query, num_updates - 1),
+    flatten(key),
+    flatten(value),
+    log_decay=None if log_decay is None else flatten_padded(log_decay, 0),
+    beta=None if beta is None else flatten(beta),
     mask=mask,
     segment_ids=segment_ids,
     **options,
   )
-  out = out[:, writes - 1 :: writes]
+  out = out[:, num_updates - 1 :: num_updates]
   return (out, state) if return_state else out
 
 
@@ -134,42 +134,43 @@ def delta_product(
     k_t,r = SiLU(x_t · W_r)        v_t,r = SiLU(x_t · U_r)        r < R
     β_t,r = max_rate · sigmoid(x_t · W_β,r)
 
-  Keys and queries are normalized to length 1. The caller gives the last of the R keys
-  and values.
+  Keys and queries are normalized to length 1. The last of the R keys and values are
+  those of the call.
 
   Args:
     num_householder: R.
-    max_rate: as `delta`. The paper's models track states with 2.
-    implementation: as `gated_linear`.
+    max_rate: as in `delta`. The paper's models track states with 2.
+    implementation: as in `gated_linear`.
 
   Returns:
-    An `Attention` as `gated_delta`; its parameters are `rate_kernel [F, R, N]`,
-    `step_kernel [F, N]`, `step_bias [N]`, `log_rate [N]`, and with R > 1
-    `other_key_kernel [F, R−1, N, H]` and `other_value_kernel [F, R−1, N, V]`.
+    An `Attention` like that of `gated_delta`; its parameters are
+    `rate_kernel [F, R, N]`, `step_kernel [F, N]`, `step_bias [N]`, `log_rate [N]`, and
+    with R > 1 `other_key_kernel [F, R−1, N, H]` and
+    `other_value_kernel [F, R−1, N, V]`.
 
   Raises:
-    ValueError: `num_householder` is not a positive int, or as `delta`.
+    ValueError: `num_householder` is not a positive int, or as in `delta`.
 
-  Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
-  Unlike in the paper, only the keys and values of the last update are convolved: a
-  mechanism has no state for the other convolutions. Where the values of a call are not
-  V wide, the earlier updates write zeros.
-  Paper: arXiv:2502.10297, section 3.
+  The paper's model also has `short_convolution`, `output_norm='rms'` and
+  `output_gate='silu'`. Unlike in the paper, only the keys and values of the last update
+  are convolved: a mechanism has no state for the other convolutions. If the values of a
+  call are not of width V, the earlier updates write zeros. Paper: arXiv:2502.10297,
+  section 3.
   """
   others = num_householder - 1
 
   def init(key, dims):
     rate, keys, values, *steps = jax.random.split(key, 6)
     features, heads = dims.features, dims.num_heads
-    made = {
+    params = {
       "rate_kernel": gates.kernel(rate, features, num_householder, heads),
       **gates.step_params(steps, dims),
     }
     if others:
       shape = features, others, heads
-      made["other_key_kernel"] = gates.kernel(keys, *shape, dims.head_dim)
-      made["other_value_kernel"] = gates.kernel(values, *shape, dims.values)
-    return made
+      params["other_key_kernel"] = gates.kernel(keys, *shape, dims.head_dim)
+      params["other_value_kernel"] = gates.kernel(values, *shape, dims.values)
+    return params
 
   def projection(name):
     return lambda params, inputs: jax.nn.silu(
@@ -188,13 +189,13 @@ def delta_product(
       key = jnp.concatenate([keys, key], axis=2)
       value = jnp.concatenate([values, value], axis=2)
     key, value = key.astype(dtypes[0]), value.astype(dtypes[1])
-    return _repeated_writes(query, key, value, normalize_keys=True, **options)
+    return _recurrence(query, key, value, normalize_keys=True, **options)
 
-  read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
+  gate_fns = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
   arrays: dict[str, Any] = {"beta": Float[Array, "B T R N"]}
   if others:
-    read["other_keys"] = projection("other_key_kernel")
-    read["other_values"] = projection("other_value_kernel")
+    gate_fns["other_keys"] = projection("other_key_kernel")
+    gate_fns["other_values"] = projection("other_value_kernel")
     arrays["other_keys"] = Float[Array, "B T X N H"]
     arrays["other_values"] = Float[Array, "B T X N W"]
   return gates.recurrent_mechanism(
@@ -202,6 +203,6 @@ def delta_product(
     recurrence,
     implementation=implementation,
     init=init,
-    gates=read,
+    gates=gate_fns,
     arrays=arrays,
   )

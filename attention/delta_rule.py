@@ -40,7 +40,7 @@ def delta_rule_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
-  """Each position moves the value stored for its key towards its own value.
+  """Each position updates the value that a state stores for its key.
 
     out = delta_rule_attention(
       q, k, v, beta=beta, log_decay=log_decay, normalize_keys=True
@@ -49,43 +49,43 @@ def delta_rule_attention(
     S' = diag(e^g_t) S_{t−1}
     S_t = S' + β_t k_t (w_t ∘ v_t − S'ᵀ (b_t ∘ k_t))ᵀ        out_t = scale · S_tᵀ q_t
 
-  with g = `log_decay`, for each head. The gates b and w are 1 unless a call gives them;
-  a step is then one step of gradient descent on ½|Sᵀk − v|². With keys of length 1 and
-  β = 1, S_tᵀ k_t = v_t. Where β|k|² > 2 the state grows exponentially, and the keys of
-  a softmax model have |k|² ≈ H: give `normalize_keys=True`, or keys with |k| ≤ 1.
-  Everything is float32 for inputs of any dtype.
+  with g = `log_decay`, for each head. The gates b and w default to 1; each update is
+  then a step of gradient descent on ½|Sᵀk − v|². With keys of length 1 and β = 1,
+  S_tᵀ k_t = v_t. If β|k|² > 2, the state grows exponentially. The keys of a softmax
+  model have |k|² ≈ H, so use `normalize_keys=True`, or keys with |k| ≤ 1.
+  All computation is in float32.
 
-  With a separate erase key p, the old value is read before the decay:
+  With a separate erase key p, the old value is that before the decay:
 
     S_t = S' + β_t k_t (w_t ∘ v_t − S_{t−1}ᵀ (b_t ∘ p_t))ᵀ
 
-  so p = e^g ∘ k gives the rule above. With keys of length 1 and p = ck, the state may
-  grow where βc > 1 + e^g.
+  With p = e^g ∘ k, this is the rule above. With keys of length 1 and p = c k, the state
+  may grow if βc > 1 + e^g.
 
   Args:
     query: `[B, T, Q, H]`.
     key: `[B, T, K, H]`.
     value: `[B, T, U, V]`.
-    beta: β, the writing strength; None is 1, in calls with an erase gate.
+    beta: β, the writing strength; None means 1, and requires an erase gate.
     log_decay: natural logarithms of the decays, at most 0: None for no decay
       (DeltaNet), `[B, T, N]` for one per head (Gated DeltaNet), or `[B, T, N, H]` for
       one per channel (Kimi Delta Attention).
-    erase_key: p, the key whose value is erased, read from S_{t−1} (Comba); None erases
-      the value of `key`, read from S'.
+    erase_key: p, the key whose value is erased, read from S_{t−1} (Comba); None
+      erases the value of `key`, read from S'.
     erase_gate: b, the share of k or p that is erased, per channel (Gated DeltaNet-2).
     write_gate: w, the share of the value that is written.
     normalize_keys: whether to divide each query and key by its length √(|x|² + 10⁻⁶),
-      as the papers' models do before the rule. `erase_key` is never normalized.
+      as in the papers' models. `erase_key` is never normalized.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
-    initial_state: the state before the first position; None is 0.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
+    initial_state: the state before the first position; None means 0.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
     implementation: 'xla' or None; 'jla' is a GPU kernel of another package.
 
-  Heads, results and errors: as `gated_linear_attention`.
+  Heads, results and errors: as in `gated_linear_attention`.
 
   Raises:
     ValueError: there is neither a `beta` nor an `erase_gate`.
@@ -108,7 +108,7 @@ def delta_rule_attention(
 def delta(
   max_rate: float = 1.0, implementation: Implementation | None = None
 ) -> Attention:
-  """DeltaNet: the delta rule with unit keys and a β computed from the inputs.
+  """DeltaNet: the delta rule with keys of length 1 and β computed from the inputs.
 
     k_t, q_t ← k_t / |k_t|, q_t / |q_t|        β_t = max_rate · sigmoid(x_t · W_β)
 
@@ -117,16 +117,16 @@ def delta(
   Args:
     max_rate: the largest β. Above 1, up to 2, a write may change the sign of the value
       stored for a key, which lets a state track permutations (arXiv:2411.12537).
-    implementation: as `gated_linear`.
+    implementation: as in `gated_linear`.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is one state of N·H² numbers
-    for each example. Its parameter is `rate_kernel [F, N]`.
+    A causal `Attention` with `gates`, whose cache is one state of N·H² numbers per
+    example. Its parameter is `rate_kernel [F, N]`.
 
   Raises:
     ValueError: `max_rate` is not above 0 and at most 2.
 
-  Its model also has `short_convolution`, whose SiLU is the paper's, and
+  The paper's model also has `short_convolution`, whose SiLU is the paper's, and
   `output_norm='rms'`. Paper: arXiv:2406.06484, section 3.3.
   """
 
@@ -144,15 +144,15 @@ def gated_delta(
 
     g_t = −e^A softplus(x_t · W_a + b)
 
-  Arguments and errors: as `delta` (arXiv:2411.12537).
+  Arguments and errors: as in `delta` (arXiv:2411.12537).
 
   Returns:
-    As `delta`; its parameters are `rate_kernel [F, N]`, `step_kernel [F, N]`,
-    `step_bias [N]` and `log_rate [N]` (A).
+    An `Attention` like that of `delta`; its parameters are `rate_kernel [F, N]`,
+    `step_kernel [F, N]`, `step_bias [N]` and `log_rate [N]` (A).
 
-  Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`;
-  Qwen3-Next has three such layers for each layer of exact attention. Paper: Gated delta
-  networks, arXiv:2412.06464, equation 10 and section 3.4.
+  The paper's model also has `short_convolution`, `output_norm='rms'` and
+  `output_gate='silu'`; Qwen3-Next has three such layers for each layer of exact
+  attention. Paper: Gated delta networks, arXiv:2412.06464, equation 10 and section 3.4.
   """
 
   def init(key, dims):
@@ -176,27 +176,28 @@ def kimi_delta(
 
     g_t = −e^A softplus(x_t · W₁ · W₂ + b)
 
-  with A for each head and b for each channel. With a bound L < 0,
+  with A for each head and b for each channel. With a lower bound L < 0,
 
     g_t = L · sigmoid(e^A (x_t · W₁ · W₂ + b))
 
   Args:
-    rank: R, the rank of W₁ `[F, R]` and W₂ `[R, N, H]`; None is H, as in the paper.
-    max_rate: as `delta`.
-    implementation: likewise.
+    rank: R, the rank of W₁ `[F, R]` and W₂ `[R, N, H]`; None means H, as in the paper.
+    max_rate: as in `delta`.
+    implementation: as in `gated_linear`.
     lower_bound: L, the smallest log decay (GLM-5.3); None means no bound.
 
   Returns:
-    As `delta`; its parameters are `rate_kernel [F, N]`, `step_down [F, R]`,
-    `step_up [R, N, H]`, `step_bias [N, H]` and `log_rate [N]` (A).
+    An `Attention` like that of `delta`; its parameters are `rate_kernel [F, N]`,
+    `step_down [F, R]`, `step_up [R, N, H]`, `step_bias [N, H]` and `log_rate [N]` (A).
 
   Raises:
-    ValueError: as `delta`, or `rank` is neither None nor a positive int, or
+    ValueError: as in `delta`, or `rank` is neither None nor a positive int, or
       `lower_bound` is not below 0.
 
-  Its model also has `short_convolution`, `output_norm='rms'`, `output_gate='sigmoid'`
-  with an `output_gate_rank` of H (equation 10), and three such layers for each layer of
-  exact attention. Paper: Kimi Linear, arXiv:2510.26692, sections 3 and 4.
+  The paper's model also has `short_convolution`, `output_norm='rms'`,
+  `output_gate='sigmoid'` with an `output_gate_rank` of H (equation 10), and three such
+  layers for each layer of exact attention. Paper: Kimi Linear, arXiv:2510.26692,
+  sections 3 and 4.
   """
 
   def init(key, dims):
@@ -213,7 +214,7 @@ def kimi_delta(
 
 @attention_factory
 def comba(max_rate: float = 1.0, correction: float = 0.02) -> Attention:
-  """Comba: `gated_delta` that erases less, and from the state before its decay.
+  """Comba: `gated_delta` with a separate erase key and a correction of the output.
 
     S_t = e^g_t S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ p_t)ᵀ        p_t = sigmoid(a) k_t
     out_t = scale · S_tᵀ (q_t − d k_t)
@@ -221,19 +222,19 @@ def comba(max_rate: float = 1.0, correction: float = 0.02) -> Attention:
   with a and d for each head. The paper's α is e^g, and its β̃ sigmoid(a) β.
 
   Args:
-    max_rate: the largest β; the paper's is 1. Above 1, up to 2, the state may grow
-      where sigmoid(a) β > 1 + e^g.
+    max_rate: the largest β; the paper's is 1. Above 1, up to 2, the state may grow if
+      sigmoid(a) β > 1 + e^g.
     correction: the initial d of the output feedback. The paper's is 0.02 for small
       models and 1 for large ones.
 
   Returns:
-    As `gated_delta`; its parameters have `feedback [N]` (a) and `correction [N]`
-    (d) as well.
+    An `Attention` like that of `gated_delta`, with the additional parameters
+    `feedback [N]` (a) and `correction [N]` (d).
 
   Raises:
-    ValueError: as `delta`.
+    ValueError: as in `delta`.
 
-  Its model also has `short_convolution`, `output_norm='rms'` and
+  The paper's model also has `short_convolution`, `output_norm='rms'` and
   `output_gate='sigmoid'`. Queries and keys have length 1 before the correction. Paper:
   Improving bilinear RNNs with closed-loop control, arXiv:2506.02475, table 1, equations
   9 and 10.
@@ -260,8 +261,10 @@ def comba(max_rate: float = 1.0, correction: float = 0.02) -> Attention:
       query, key, value, erase_key=erase_key, **options
     )
 
-  read = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
-  return gates.recurrent_mechanism("comba", recurrence, init=init, gates=read)
+  gate_fns = {"beta": gates.rate(max_rate), "log_decay": gates.step_decay}
+  return gates.recurrent_mechanism(
+    "comba", recurrence, init=init, gates=gate_fns
+  )
 
 
 @attention_factory
@@ -278,20 +281,21 @@ def gated_delta_2(
   with b for each channel of the key and w for each of the value.
 
   Args:
-    rank: as `kimi_delta`.
+    rank: as in `kimi_delta`.
     max_rate: the largest b (arXiv:2411.12537).
-    implementation: as `gated_linear`.
+    implementation: as in `gated_linear`.
 
   Returns:
-    As `kimi_delta`; in place of `rate_kernel` its parameters have `erase_kernel [F,
-    N, H]` and `write_kernel [F, N, V]`.
+    An `Attention` like that of `kimi_delta`, with the parameters
+    `erase_kernel [F, N, H]` and `write_kernel [F, N, V]` in place of `rate_kernel`.
 
   Raises:
-    ValueError: as `kimi_delta`.
+    ValueError: as in `kimi_delta`.
 
-  Its model also has `short_convolution`, `output_norm='rms'`, and `output_gate='sigmoid'`
-  with an `output_gate_rank` of V, as in flash-linear-attention 0.6.0. Paper: Gated
-  DeltaNet-2: decoupling erase and write in linear attention, arXiv:2605.22791.
+  The paper's model also has `short_convolution`, `output_norm='rms'`, and
+  `output_gate='sigmoid'` with an `output_gate_rank` of V, as in flash-linear-attention
+  0.6.0. Paper: Gated DeltaNet-2: decoupling erase and write in linear attention,
+  arXiv:2605.22791.
   """
   gates.check_rate(max_rate)
 
@@ -311,7 +315,7 @@ def gated_delta_2(
 
   def recurrence(params, query, key, value, *, write_gate, **options):
     del params
-    write_gate = gates.for_width(write_gate, value)
+    write_gate = gates.gate_per_channel(write_gate, value)
     options |= {"write_gate": write_gate, "normalize_keys": True}
     return recurrent_attention(query, key, value, **options)
 
@@ -339,9 +343,13 @@ def _delta_rule(name, max_rate, init, implementation, log_decay=None):
     del params
     return recurrent_attention(*qkv, normalize_keys=True, **options)
 
-  read = {"beta": gates.rate(max_rate)}
+  gate_fns = {"beta": gates.rate(max_rate)}
   if log_decay is not None:
-    read["log_decay"] = log_decay
+    gate_fns["log_decay"] = log_decay
   return gates.recurrent_mechanism(
-    name, recurrence, implementation=implementation, init=init, gates=read
+    name,
+    recurrence,
+    implementation=implementation,
+    init=init,
+    gates=gate_fns,
   )

@@ -1,7 +1,7 @@
 """Dense softmax attention (Vaswani et al., 2017).
 
-It computes C rows of queries with all their keys at a time. Derivatives of any order,
-forward and reverse, come from autodiff.
+The logits of C queries and all keys are computed at a time. Derivatives of any order,
+in forward and reverse mode, come from autodiff.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ from attention.softmax import dropout, own_logits
 from attention.softmax import mods as mods_lib
 from attention.softmax.cache import DenseCache, append, init_cache, prefill
 from attention.softmax.forget_gates import next_forget_bias
-from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions, tables_at
+from attention.softmax.logits import PLAIN, Logits, SoftmaxOptions, table_logits
 from attention.softmax.mods import MaskMod, ScoreMod
 from attention.softmax.rows import Output, softmax_and_lse, with_sinks
 from attention.softmax.sharding import attend_to_shards
 from attention.softmax.visible import EVERY_PAIR, Visible
 
-_WHOLE = 512
-"""The longest T that is one block unless the caller asks for less."""
+_ONE_BLOCK = 512
+"""The largest T that is computed as one block by default."""
 
 
 @attention_function
@@ -52,51 +52,51 @@ def dense_attention(
 
     out = dense_attention(q, k, v, mask=keep[:, None, None, :])
 
-  Logits, softmax and normaliser are float32, or float64 if the query is. The softmax
-  leaves masked positions out. A query that may attend to no key outputs zeros and has
-  zero gradients.
+  Logits, softmax and normaliser are float32, or float64 if the query is. A query that
+  may attend to no key outputs zeros and has zero gradients.
 
   Args:
     query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; N is a multiple of K, and query head n reads key head
+    key: `[B, S, K, H]`; N is a multiple of K, and query head n uses key head
       n // (N/K).
     value: `[B, S, K, V]`.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`. Keys and values
       that are masked for every query never affect the output, even if they are NaN.
-    is_causal: query t sees keys s ≤ t, also where T ≠ S; flash-attn aligns the last query
-      with the last key, which is `visible=causal() & Visible(query_start=S - T)`.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t, even if T ≠ S; flash-attn aligns the last
+      query with the last key, which is `visible=causal() & Visible(query_start=S - T)`.
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    relative_bias: `[N, 2L+1]`, added by clipped distance, see `attention.softmax.logits`.
+    relative_bias: `[N, 2L+1]`, added to the logits by clipped distance, see
+      `attention.softmax.logits`.
     relative_keys: `[2L+1, H]`, Shaw's keys by clipped distance, or
       `[N, 2L+1, H]`, a table for each head (Transformer-XL).
-    relative_queries: of these shapes; the entry of a distance is multiplied with the
-      key, as `relative_keys` with the query (DeBERTa).
+    relative_queries: `[2L+1, H]` or `[N, 2L+1, H]`, queries by clipped distance, whose
+      product with the key is added (DeBERTa).
     sinks: `[N]`, one more logit per head, which takes weight but has no value
-      (gpt-oss); or `[B, T, N]`, one per query and head (Inkling 2).
+      (gpt-oss), or `[B, T, N]`, one per query and head (Inkling 2).
     logits_soft_cap: c; the scaled products of query and key become
       c · tanh(x / c), before masks, biases and tables (Gemma 2).
     log_forget: `[B, T, N]`, logarithms of forget gates, at most 0: Σ log f_u over
-      s < u ≤ t is added to the logits (FoX). For causal calls with T = S. At positions
-      that a key mask excludes, the gate counts as 1.
+      s < u ≤ t is added to the logits (FoX). Only for causal calls with T = S. At
+      masked positions of a key mask, the gate is 1.
     score_mod: `(score, b, n, t, s) -> score` with indices that broadcast, as in
-      FlexAttention; it is applied before `bias` and `log_forget` are added.
-      Gradients flow to arrays that it closes over.
+      FlexAttention, applied before `bias` and `log_forget` are added. Gradients flow to
+      arrays that it closes over.
     mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
-    dropout_rate: share of attention weights that are set to zero; the others are
+    dropout_rate: fraction of the attention weights that are set to zero; the others are
       divided by 1 - rate.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0. Keys `[1, 1]`
       drop the same pairs in all examples and heads.
-    block_size: C, the number of rows computed at the same time; None is all rows of a
-      short sequence, and as many of a long one as `attention.platform.backend` allows.
+    block_size: C, the number of queries computed at the same time; None means all of a
+      short sequence, and the choice of `attention.platform.backend` for a long one.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`. Each device
       has consecutive positions of every array that has a sequence axis, in order. The
-      mask must be `[B, 1, 1, S]`; of the logits' options, only `scale` and tables by
-      distance are supported.
-    visible: which pairs count, combined with the options for visibility.
-    logits: how pairs are scored, in place of the options for logits.
+      mask must be `[B, 1, 1, S]`. Of the options for logits, only `scale` and the
+      relative tables are supported.
+    visible: the visible pairs, in addition to the other masking options.
+    logits: the options for logits as one value, in place of the keywords.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
@@ -105,14 +105,13 @@ def dense_attention(
     so that results over disjoint sets of keys can be merged
     (`attention.softmax.rows.merge`).
 
-  Cost: time T·S·N·(H+V), three quarters of it for a causal call of several
-  blocks; memory B·N·C·S float32, because it computes whole rows, C queries at a
-  time. Where C < T, the backward pass recomputes them. The function can be
-  differentiated any number of times, forward and reverse.
+  Cost: time T·S·N·(H+V), three quarters of it for a causal call of several blocks;
+  memory B·N·C·S float32 for the logits of C queries at a time. If C < T, the backward
+  pass recomputes them. The function can be differentiated any number of times, in
+  forward and reverse mode.
 
-  Departs from its paper in cases that the paper does not have: a query that
-  sees no key, key heads that several query heads share, biases by pair or
-  distance.
+  Extends the paper to queries that see no key, key heads that several query heads
+  share, and biases.
 
   Papers: Attention is all you need, section 3.2.1, arXiv:1706.03762. Sinks: gpt-oss,
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
@@ -134,26 +133,26 @@ def dense_attention(
   batch, _, num_heads, _ = query.shape
   query_dtype, dtype = query.dtype, jnp.promote_types(query.dtype, jnp.float32)
   if query.dtype == dtype:
-    # A scale that is an array is multiplied into the queries. That is less work than
-    # scaling the logits, but costs digits in half precision.
+    # An array as scale is multiplied into the queries, which is less work than scaling
+    # the logits, but loses precision in half precision.
     scale = logits.scale
     if scale is None:
       scale = 1.0 / math.sqrt(query.shape[3])
     logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
   query, scores, _ = logits.scores(query, visible)
-  # `attend` gets the rows of the bias.
+  # `attend` receives its rows of the bias.
   scores = dataclasses.replace(scores, bias=None, dtype=dtype)
   keys, values = (jnp.swapaxes(visible.readable(x), 1, 2) for x in (key, value))
 
   def attend(start, query, bias, num_keys):
-    """(out, lse) of C rows, the first of which is at `start`, over `num_keys` keys."""
+    """(out, lse) of C queries, the first at `start`, over `num_keys` keys."""
     rows = query.shape[1]
     pairs = batch, num_heads, rows, num_keys
     places = visible.places(start, 0)
-    shown = visible.trace(pairs).block(start, rows, 0, num_keys)
-    part = dataclasses.replace(scores.cut(start, rows, 0, num_keys), bias=bias)
-    x = part.tile(jnp.swapaxes(query, 1, 2), keys[:, :, :num_keys], places)
-    weights, lse = softmax_and_lse(x, shown)
+    mask = visible.trace(pairs).block(start, rows, 0, num_keys)
+    tile = dataclasses.replace(scores.cut(start, rows, 0, num_keys), bias=bias)
+    x = tile.tile(jnp.swapaxes(query, 1, 2), keys[:, :, :num_keys], places)
+    weights, lse = softmax_and_lse(x, mask)
     if dropout_rate:
       weights *= dropout.pair_factors(
         dropout_rng,
@@ -176,20 +175,20 @@ def dense_attention(
   rows = block_size
   if rows is None:
     row_bytes = 4 * batch * num_heads * source_length
-    rows = backend.rows_at_once(row_bytes, length, least=256)
-    # A short sequence is one block, and nothing is recomputed.
-    rows = length if length <= _WHOLE else rows
+    rows = backend.rows_per_tile(row_bytes, length, least=256)
+    # A short sequence is one block, without recomputation.
+    rows = length if length <= _ONE_BLOCK else rows
   if length <= rows:
     out, lse = attend(0, query, logits.bias, source_length)
   else:
     is_causal = visible.right == 0 and visible.positions is None
-    out, lse = _by_rows(
+    out, lse = _map_blocks(
       attend, query, logits.bias, rows, source_length, is_causal
     )
   return (out, lse) if return_lse else out
 
 
-def _by_rows(
+def _map_blocks(
   attend: Callable[..., Any],
   query: Float[Array, "B T N H"],
   bias: Float[Array, "#B #N #T #S"] | None,
@@ -197,27 +196,27 @@ def _by_rows(
   source_length: int,
   is_causal: bool,
 ) -> list[Array]:
-  """Applies `attend` to blocks of rows, which the backward pass recomputes.
+  """Applies `attend` to blocks of queries, which the backward pass recomputes.
 
-  On a CPU a block stays in cache from one product to the next. The whole matrix
-  would go through memory at every step of the softmax.
+  On a CPU, a block stays in cache during the softmax, unlike the whole matrix.
   """
   batch, length = query.shape[:2]
-  # Rows of the first half skip the later keys. More parts would be more loops to compile.
-  whole = length // rows
-  half = whole // 2 if is_causal else 0
+  # The first half of the queries skips later keys. More parts would mean more loops to
+  # compile.
+  count = length // rows
+  half = count // 2 if is_causal else 0
   parts = []
-  for start, end in pairwise(sorted({0, half * rows, whole * rows, length})):
+  for start, end in pairwise(sorted({0, half * rows, count * rows, length})):
     size = min(rows, end - start)
     num_keys = min(end, source_length) if is_causal else source_length
     inputs = jnp.arange(start, end, size), _blocks(query, start, end, size, 1)
-    shared = bias if bias is None else bias[..., :num_keys]
-    if shared is not None and shared.shape[2] > 1:
-      # Sliced inside the loop, each slice's gradient would be as large as the bias.
-      inputs += (_blocks(shared, start, end, size, 2),)
+    key_bias = bias if bias is None else bias[..., :num_keys]
+    if key_bias is not None and key_bias.shape[2] > 1:
+      # Inside the loop, the gradient of each slice would be as large as the bias.
+      inputs += (_blocks(key_bias, start, end, size, 2),)
       block = partial(attend, num_keys=num_keys)
     else:
-      block = partial(attend, bias=shared, num_keys=num_keys)
+      block = partial(attend, bias=key_bias, num_keys=num_keys)
     block = jax.checkpoint(block, prevent_cse=False)
     parts.append(jax.lax.map(lambda x, block=block: block(*x), inputs))
   return [
@@ -230,7 +229,7 @@ def _by_rows(
 
 
 def _blocks(x: Array, start: int, end: int, size: int, axis: int) -> Array:
-  """The positions from `start` to `end` along an axis, in blocks along a first axis."""
+  """Slices from `start` to `end` along an axis, as blocks along a new first axis."""
   x = jax.lax.slice_in_dim(x, start, end, axis=axis)
   x = x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
   return jnp.moveaxis(x, axis, 0)
@@ -245,34 +244,34 @@ def decode(
   log_forget: Float[Array, "B 1 N"] | None = None,
   **options: Any,
 ) -> tuple[Float[Array, "B 1 N V"], DenseCache]:
-  """Decodes one position of the causal call in time S·N·H.
+  """Decodes one position, as the causal call does, in time S·N·H.
 
-  `options` are the options of `dense_attention` for logits, and `mask_mod`.
+  `options` are the options for logits of `dense_attention`, and `mask_mod`.
   """
   index = cache.index[:, None]
-  slots = jnp.arange(cache.key.shape[1])[None]
-  here = slots == index
-  after = append(cache, key, value)
-  forget_bias = next_forget_bias(cache.forget_bias, log_forget, here)
-  out = attend_to_slots(
+  positions = jnp.arange(cache.key.shape[1])[None]
+  is_new = positions == index
+  new_cache = append(cache, key, value)
+  forget_bias = next_forget_bias(cache.forget_bias, log_forget, is_new)
+  out = attend_to_cache(
     query,
-    after.key,
-    after.value,
-    seen=(slots <= index)[:, None],
-    distance=(slots - index)[:, None],
-    positions=(cache.index, jnp.broadcast_to(slots, here.shape)),
+    new_cache.key,
+    new_cache.value,
+    mask=(positions <= index)[:, None],
+    distance=(positions - index)[:, None],
+    positions=(cache.index, jnp.broadcast_to(positions, is_new.shape)),
     forget_bias=forget_bias,
     **options,
   )
-  return out, after._replace(forget_bias=forget_bias)
+  return out, new_cache._replace(forget_bias=forget_bias)
 
 
-def attend_to_slots(
+def attend_to_cache(
   query: Float[Array, "B 1 N H"],
   key: Float[Array, "B S K H"],
   value: Float[Array, "B S K V"],
   *,
-  seen: Bool[Array, "B #N S"],
+  mask: Bool[Array, "B #N S"],
   distance: Int[Array, "B #N S"],
   positions: tuple[Int[Array, "B"], Int[Array, "B S"]],
   forget_bias: Float[Array, "B S N"] | None,
@@ -284,25 +283,25 @@ def attend_to_slots(
   mask_mod: MaskMod | None = None,
   **options: Any,
 ) -> Any:
-  """One query of each example attends to the cache slots that `seen` selects.
+  """One query of each example attends to the cached keys that `mask` selects.
 
-  `distance` is the distance of each slot from the query, with which tables are read,
-  `positions` has the position of the query and of each slot, and `forget_bias` the
-  cumulative log forget gate since each slot. Options are those of `dense_attention`.
+  `distance` is that of each key from the query, the index into relative tables;
+  `positions` are those of the query and of each key; `forget_bias` is the cumulative
+  log forget gate since each key. `options` are those of `dense_attention`.
   """
   tables = relative_bias, relative_keys, relative_queries
-  bias = tables_at(*tables, query, key, distance, scale)
-  score_mod, mask_mod, bias = mods_lib.at_positions(
+  bias = table_logits(*tables, query, key, distance, scale)
+  score_mod, mask_mod, bias = mods_lib.mods_for_decode(
     score_mod, mask_mod, bias, *positions
   )
   if forget_bias is not None:
-    more = jnp.swapaxes(forget_bias, 1, 2)[:, :, None]
-    bias = more if bias is None else bias + more
+    forget_bias = jnp.swapaxes(forget_bias, 1, 2)[:, :, None]
+    bias = forget_bias if bias is None else bias + forget_bias
   return dense_attention(
     query,
     key,
     value,
-    mask=seen[:, :, None],
+    mask=mask[:, :, None],
     bias=bias,
     scale=scale,
     score_mod=score_mod,
@@ -326,7 +325,7 @@ def dense(
     logits_soft_cap: c of c · tanh(x / c); None means no cap (Gemma 2).
     forget: whether each head has a forget gate, computed from the inputs as
       log σ(x_t · W + b), with `forget_kernel [F, N]` and `forget_bias [N]` in `params`
-      (FoX, arXiv:2503.02130). The mechanism is then causal only.
+      (FoX, arXiv:2503.02130). The mechanism is then only causal.
 
   Returns:
     An `Attention` that decodes with a `DenseCache`. Without sinks and forget gates it
@@ -334,15 +333,15 @@ def dense(
   """
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
 
-  def init_own_cache(variables, batch, max_length, dims, dtype):
+  def init_dense_cache(variables, batch, max_length, dims, dtype):
     del variables
     return init_cache(batch, max_length, dims, dtype, forgets=forget)
 
-  def decode_own(variables, cache, query, key, value, **call):
+  def decode_with_own_logits(variables, cache, query, key, value, **call):
     call = {**own.options(variables), **call}
     return decode(cache, query, key, value, **call)
 
-  def prefill_own(
+  def prefill_cache(
     variables,
     cache,
     query,
@@ -360,8 +359,8 @@ def dense(
   return Attention(
     init=own.init,
     apply=own.make_apply("dense", dense_attention),
-    init_cache=init_own_cache,
-    decode=decode_own,
+    init_cache=init_dense_cache,
+    decode=decode_with_own_logits,
     supports=own.supports(
       {
         "causal",
@@ -378,7 +377,7 @@ def dense(
       }
     ),
     approximates="dense",
-    prefill=prefill_own,
+    prefill=prefill_cache,
     causal_only=forget,
     gates=own.gates,
   )

@@ -53,36 +53,36 @@ def differential_attention(
 
     (softmax(scale · Q₁ K₁ᵀ) − λ softmax(scale · Q₂ K₂ᵀ)) V
 
-  where Q₁, K₁ are the first half of the features of a head and Q₂, K₂ the second.
+  where Q₁, K₁ are the first half of the features of each head and Q₂, K₂ the second.
 
   Args:
     query: `[B, T, N, H]`, H even.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
     weight: λ.
-    scale: factor of the logits; None is 1/√(H/2).
+    scale: factor of the logits; None means 1/√(H/2).
     block_size: (C, D), the queries and keys of a block, or one int for both.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t only.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
-    visible: which pairs count, combined with the options for visibility.
+    visible: the visible pairs, in addition to the other masking options.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; with `return_lse` also the log-sum-exps of
-    both softmaxes, a pair of `[B, T, N]` in float32. They serve to merge results of
-    either softmax, not of the difference.
+    both softmaxes, a pair of `[B, T, N]` in float32, with which the results of either
+    softmax can be merged, but not those of the difference.
 
   Raises:
     ValueError: H is odd, or the arguments do not fit together.
 
   Cost: time T·S·N·(H + 2·V), half of it if causal; memory of `flash_attention` with
-  2·N heads, and keys, values and results twice.
+  2·N heads, and another copy of keys, values and results.
 
-  Departs from its paper in that the model applies the norm of each head's output and
-  the norm's factor 1 − λ_init.
+  Unlike the paper's layer, it does not apply the norm of each head's output and its
+  factor 1 − λ_init, which belong to the model.
 
   Paper: Differential transformer, arXiv:2410.05258, equation 1.
   """
@@ -91,10 +91,10 @@ def differential_attention(
     raise ValueError(f"weight: expected a number, got {type(weight).__name__}")
   if query.shape[3] % 2:
     raise ValueError(
-      "query: expected an even head dimension, as each half attends by itself, got "
+      "query: expected an even head dimension, to split each head into halves, got "
       f"{query.shape[3]}"
     )
-  halves = _halves(query, key, value)
+  halves = _split_heads(query, key, value)
   visible = _repeat_heads(visible, query.shape[2])
   run: Any = attend
   if axis_name is not None:
@@ -106,9 +106,9 @@ def differential_attention(
 
 
 def _repeat_heads(visible: Visible, num_heads: int) -> Visible:
-  """`visible` for the heads of both halves."""
+  """Repeats the head axis of `visible` for the second halves."""
 
-  def twice(mod):
+  def repeat(mod):
     return mask_mod(lambda b, n, t, s: mod(b, n % num_heads, t, s)).mods[0]
 
   return dataclasses.replace(
@@ -117,11 +117,11 @@ def _repeat_heads(visible: Visible, num_heads: int) -> Visible:
       x if x.shape[1] == 1 else jnp.concatenate([x, x], 1)
       for x in visible.masks
     ),
-    mods=tuple(map(twice, visible.mods)),
+    mods=tuple(map(repeat, visible.mods)),
   )
 
 
-def _halves(
+def _split_heads(
   query: Array, key: Array, value: Array
 ) -> tuple[Array, Array, Array]:
   """Splits each head into two: `[B, T, 2N, H/2]`, with the values repeated."""
@@ -144,8 +144,8 @@ def differential(start: float = 0.8) -> Attention:
     λ = exp(λ_q1 · λ_k1) − exp(λ_q2 · λ_k2) + λ_init
 
   Args:
-    start: λ_init. The paper has 0.8 − 0.6 · e^(−0.3 (l − 1)) in layer l, and finds
-      0.8 in all layers equally good.
+    start: λ_init. The paper uses 0.8 − 0.6 · e^(−0.3 (l − 1)) in layer l, and reports
+      that 0.8 in all layers works equally well.
 
   Returns:
     An `Attention` that decodes with the cache of dense attention. Its parameters are
@@ -154,7 +154,7 @@ def differential(start: float = 0.8) -> Attention:
   Raises:
     ValueError: `start` is not between 0 and 1; by `init`, H is odd.
 
-  Its model also has `output_norm='rms'`.
+  The paper's model also has `output_norm='rms'`.
   """
   if not 0.0 <= start < 1.0:
     raise ValueError(f"start: expected [0, 1), got {start!r}")
@@ -162,7 +162,7 @@ def differential(start: float = 0.8) -> Attention:
   def init(key, dims):
     if dims.head_dim % 2:
       raise ValueError(
-        "head_dim: expected an even number, as each half attends by itself, got "
+        "head_dim: expected an even number, to split each head into halves, got "
         f"{dims.head_dim}"
       )
     names = ("query_1", "key_1", "query_2", "key_2")
@@ -175,27 +175,29 @@ def differential(start: float = 0.8) -> Attention:
       }
     }
 
-  def weight_of(variables):
+  def difference_weight(variables):
     p = variables["params"]
     first = jnp.exp(jnp.sum(p["query_1"] * p["key_1"]))
     return first - jnp.exp(jnp.sum(p["query_2"] * p["key_2"])) + start
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
-    twice = dims._replace(
+    half_heads = dims._replace(
       num_kv_heads=2 * dims.num_kv_heads,
       head_dim=dims.head_dim // 2,
       value_dim=dims.values,
     )
-    return init_dense(batch, max_length, twice, dtype)
+    return init_dense(batch, max_length, half_heads, dtype)
 
   def decode(variables, cache, query, key, value, *, scale=None):
-    out, cache = decode_dense(cache, *_halves(query, key, value), scale=scale)
-    return _difference(out, weight_of(variables)), cache
+    out, cache = decode_dense(
+      cache, *_split_heads(query, key, value), scale=scale
+    )
+    return _difference(out, difference_weight(variables)), cache
 
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
     del variables, scale
-    _, key, value = _halves(query, key, value)
+    _, key, value = _split_heads(query, key, value)
     return prefill_dense(cache, key, value, lengths)
 
   return Attention(
@@ -203,7 +205,7 @@ def differential(start: float = 0.8) -> Attention:
     apply=make_apply(
       "differential",
       differential_attention,
-      lambda variables: {"weight": weight_of(variables)},
+      lambda variables: {"weight": difference_weight(variables)},
     ),
     init_cache=init_cache,
     decode=decode,

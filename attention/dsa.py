@@ -16,18 +16,18 @@ from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend, layout
 from attention.platform.blocks import chunk_map
-from attention.recurrent.gates import check_given
+from attention.recurrent.gates import check_gates
 from attention.softmax import cache as caches
 from attention.softmax import indexer
-from attention.softmax.block_selection import compact, positions_seen
+from attention.softmax.block_selection import compact, cumulative_counts
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.rows import Output
 
-_PARTS = 4
-"""The most parts into which causal queries are split; no part reads later keys."""
+_MAX_PARTS = 4
+"""The largest number of parts of causal queries; each part skips later keys."""
 
-_LEAST_PART = 1024
-"""The least number of queries of a part."""
+_MIN_PART = 1024
+"""The smallest number of queries in a part."""
 
 _ONE_SEQUENCE = {
   **checks.ARRAYS,
@@ -60,47 +60,47 @@ def dsa_attention(
     out = dsa_attention(q, k, v, index_query=a, index_key=b, index_weight=w, top_k=64)
 
     out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
-    A(t) = the `top_k` visible keys s of largest I[t, s], the same for all heads
+    A(t) = the `top_k` visible keys s with the largest I[t, s], for all heads
     I[t, s] = Σ_i index_weight[t, i] · relu(index_query[t, i] · index_key[s])
 
-  Of keys with equal scores, it selects the earlier ones.
+  Of keys with equal scores, the earlier ones are selected.
 
-  With `index_block_size` m above 1, a causal query attends to blocks of m keys: to the
-  `top_k` of largest I[t, i] = Σ_j index_weight[t, j] · relu(index_query[t, j] ·
-  index_key[i]) among the blocks i of which it sees all keys, and to the block of which
-  it sees some. `compressed_entries` pools index keys, by their mean (Qwen4-Exp) or by a
-  softmax (GLM-5.3-Flash). Blocks count unmasked positions, so padding on the left
-  changes nothing.
+  With `index_block_size` m above 1, keys are selected in blocks of m, in causal calls
+  only. A query attends to the last, incomplete block, and to the `top_k` complete
+  blocks i with the largest I[t, i] = Σ_j index_weight[t, j] · relu(index_query[t, j] ·
+  index_key[i]). `compressed_entries` pools index keys, by their mean (Qwen4-Exp) or by
+  a softmax (GLM-5.3-Flash). Masked positions are not counted in blocks, so padding on
+  the left never affects the output.
 
   Args:
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    index_query: queries of I index heads.
-    index_key: of all index heads, for each key (M = S) or for each whole block (M =
-      S // m).
-    index_weight: of each head, for each query.
-    top_k: the largest number of keys, or of whole blocks, that a query attends to.
+    index_query: the queries of I index heads.
+    index_key: the keys of all index heads, one for each key (M = S) or for each
+      complete block (M = S // m).
+    index_weight: the weight of each index head, for each query.
+    top_k: the largest number of keys, or of complete blocks, that a query attends to.
     index_block_size: m.
     mask: key mask, `[B, 1, 1, S]`.
-    block_size: C, the number of queries scored at a time; None is the platform's
+    block_size: C, the number of queries scored at a time; None means the platform's
       choice.
-    is_causal: query t sees keys s ≤ t only.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t.
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    As `flash_attention`. The index arrays have no gradient: `dsa_indexer_loss` trains
-    them.
+    As in `flash_attention`. No gradient flows to the index arrays; `dsa_indexer_loss`
+    trains them.
 
   Raises:
-    ValueError: the mask varies along queries, M does not fit, or there are blocks
-      with segments or without causality.
+    ValueError: the mask varies along queries, M is wrong, or `index_block_size` is
+      above 1 in a call with segments or without causality.
 
   Cost: time T·S·I·D for the scores, about 70·T·S for the selection and T·S·N·(H+V):
-  a kernel over all keys is faster than gathering a few for each query. Memory as
+  a kernel over all keys is faster than gathering a few for each query. Memory as in
   `flash_attention`, and B·C·S·(I+1) scores. With `top_k` ≥ S it is flash attention.
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
@@ -109,8 +109,8 @@ def dsa_attention(
   size, count = index_block_size, index_key.shape[1]
   if count != key.shape[1] // size:
     raise ValueError(
-      f"index_key: expected {key.shape[1] // size} keys for {key.shape[1]} keys in "
-      f"blocks of {size}, got {count}"
+      f"index_key: expected {key.shape[1] // size} index keys for {key.shape[1]} keys "
+      f"in blocks of {size}, got {count}"
     )
   options = {"scale": scale, "return_lse": return_lse}
   index = jax.lax.stop_gradient((index_query, index_weight, index_key))
@@ -120,7 +120,9 @@ def dsa_attention(
         "index_block_size: expected 1 with segments or without is_causal, got "
         f"{size}"
       )
-    return _by_block((query, key, value), index, keep, size, top_k, options)
+    return _attend_blocks(
+      (query, key, value), index, keep, size, top_k, options
+    )
   if top_k >= key.shape[1]:
     return flash_attention(
       query,
@@ -134,19 +136,19 @@ def dsa_attention(
       **options,
     )
   key, value = (layout.zero_masked(x, keep) for x in (key, value))
-  # Each key gets gradients from all chunks; they are summed in float32.
+  # The gradient of a key is a sum over all chunks, in float32.
   wide = key.astype(jnp.float32), value.astype(jnp.float32)
   rows = indexer.Rows(index[0], index[1], query_segment_ids, query)
   keys = indexer.Keys(index[2], keep, key_segment_ids)
 
-  def part(start, end):
-    """The results of queries from `start` to `end`."""
-    seen = end if is_causal else key.shape[1]
-    mine = jax.tree.map(lambda x: x[:, start:end], rows)
-    near, *kv = jax.tree.map(lambda x: x[:, :seen], (keys, *wide))
+  def attend_part(start, end):
+    """The results of the queries from `start` to `end`."""
+    num_keys = end if is_causal else key.shape[1]
+    part = jax.tree.map(lambda x: x[:, start:end], rows)
+    index_keys, *kv = jax.tree.map(lambda x: x[:, :num_keys], (keys, *wide))
 
     def attend(rows):
-      scores = indexer.index_scores(rows, near, is_causal)
+      scores = indexer.index_scores(rows, index_keys, is_causal)
       return flash_attention(
         rows.query,
         kv[0].astype(key.dtype),
@@ -155,44 +157,45 @@ def dsa_attention(
         **options,
       )
 
-    numbers = seen * index_query.shape[2]
-    return indexer.by_chunk(attend, mine, numbers, block_size, start)
+    numbers = num_keys * index_query.shape[2]
+    return indexer.map_query_chunks(attend, part, numbers, block_size, start)
 
   length = query.shape[1]
-  parts = max(min(length // _LEAST_PART, _PARTS), 1) if is_causal else 1
+  parts = max(min(length // _MIN_PART, _MAX_PARTS), 1) if is_causal else 1
   ends = [length * (i + 1) // parts for i in range(parts)]
-  results = list(map(part, [0, *ends[:-1]], ends))
+  results = list(map(attend_part, [0, *ends[:-1]], ends))
   return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *results)
 
 
-def _by_block(qkv, index, keep, size, top_k, options):
-  """The results for blocks of `size` unmasked keys."""
+def _attend_blocks(qkv, index, keep, size, top_k, options):
+  """`dsa_attention` for blocks of `size` unmasked keys."""
   query, key, value = qkv
-  positions = positions_seen(keep, query.shape[:2])
+  positions = cumulative_counts(keep, query.shape[:2])
   if keep is not None:
     key, value = compact(keep, key, value)
-  count, places = index[2].shape[1], jnp.arange(key.shape[1])[None, None]
+  count, key_positions = index[2].shape[1], jnp.arange(key.shape[1])[None, None]
 
   def attend(rows):
-    seen = rows.place[..., None]
-    is_whole = jnp.arange(count)[None, None] < seen // size
+    num_visible = rows.place[..., None]
+    is_complete = jnp.arange(count)[None, None] < num_visible // size
     keys = indexer.Keys(index[2], None, None)
     scores = indexer.index_scores(rows, keys, is_causal=False)
-    blocks = indexer.select(jnp.where(is_whole, scores, -jnp.inf), top_k)
-    # The last keys may be no whole block.
+    blocks = indexer.select(jnp.where(is_complete, scores, -jnp.inf), top_k)
+    # The last block may be incomplete.
     blocks = jnp.pad(
       jnp.repeat(blocks, size, axis=2), ((0, 0), (0, 0), (0, size))
     )
-    mask = blocks[..., : key.shape[1]] | (places // size == seen // size)
-    mask &= places < seen
+    mask = blocks[..., : key.shape[1]]
+    mask |= key_positions // size == num_visible // size
+    mask &= key_positions < num_visible
     return flash_attention(
       rows.query, key, value, mask=mask[:, None], **options
     )
 
   rows = indexer.Rows(index[0], index[1], None, query, positions)
   row_bytes = 4 * len(key) * (key.shape[1] + count * index[0].shape[2])
-  rows_at_once = backend.rows_at_once(row_bytes, query.shape[1], least=64)
-  return chunk_map(attend, rows_at_once, rows)
+  rows_per_tile = backend.rows_per_tile(row_bytes, query.shape[1], least=64)
+  return chunk_map(attend, rows_per_tile, rows)
 
 
 @attention_factory
@@ -205,42 +208,43 @@ def dsa(
   index_rotary_dim: int | None = None,
   has_indexer: bool = True,
 ) -> Attention:
-  """The mechanism of `dsa_attention`, with an indexer of the layer's inputs x.
+  """The mechanism of `dsa_attention`, whose indexer reads the layer's inputs x.
 
     index_query = R_t (x_t · W_q)    index_key = R_t (x_t · W_k)
     index_weight = x_t · W_w / √(I·D)
 
-  R_t rotates half of the features by position t. DeepSeek-V3.2 has a layer norm of
-  x_t · W_k, computes index_query from what its low-rank queries are projected from, and
-  rotates `index_rotary_dim` features as those of queries and keys. Only `loss` trains
-  the indexer. It is the mean of `dsa_indexer_loss` over the visible positions and has
-  no gradient in x.
+  R_t rotates half of the features by position t. DeepSeek-V3.2 applies a layer norm to
+  x_t · W_k, computes index_query from the latent vectors of its queries, and rotates
+  `index_rotary_dim` features, as in queries and keys. Only `loss` trains the indexer:
+  the mean of `dsa_indexer_loss` over the unmasked positions, without a gradient to x.
 
   Args:
     top_k: the number of keys that a query attends to. With T or more, attention is
       dense and the indexer learns from all keys, as in the paper's warm-up.
     num_index_heads: I.
     index_dim: D, a multiple of 4 without `index_rotary_dim`.
-    query_rank: the model's `query_rank`, whose numbers `gates` takes as its third
-      argument; None computes index_query from x.
+    query_rank: the model's `query_rank`, the width of the third argument of `gates`,
+      from which it computes index_query; None computes it from x.
     index_key_norm: whether index keys have a layer norm.
-    index_rotary_dim: the number of features, even and the first ones, that a model
-      with rotary positions rotates; None is half of them, with θ = 10,000 in any model.
-    has_indexer: whether the layer has an indexer; without one it takes the index arrays
-      of the nearest layer before it that has one of the same sizes, and so selects the
-      same positions (GLM-5). It repeats the scores, which that layer does not keep.
+    index_rotary_dim: the even number of features, from the first, that a model with
+      rotary positions rotates; None means half of them, with θ = 10,000 in any model.
+    has_indexer: whether the layer has an indexer. Without one, it uses the index arrays
+      of the nearest earlier layer that has one of the same sizes, and so selects the
+      same positions (GLM-5). It computes the scores again, as that layer does not store
+      them.
 
   Returns:
-    An `Attention` with `index_query_kernel [F, I, D]`, `index_key_kernel [F, D]` and
-    `index_weight_kernel [F, I]` in `params`, and `index_key_scale` and
-    `index_key_bias [D]`, which decodes with a `IndexedCache`.
+    An `Attention` that decodes with an `IndexedCache`. Its parameters are
+    `index_query_kernel [F, I, D]`, `index_key_kernel [F, D]` and
+    `index_weight_kernel [F, I]`, and with `index_key_norm` `index_key_scale` and
+    `index_key_bias`, each `[D]`.
 
   Raises:
     ValueError: an argument is not a positive int, D is not a multiple of 4, or
       `index_rotary_dim` is odd or above D.
 
-  Unlike in the paper, the indexer uses no 8-bit numbers, and so no Hadamard transform,
-  which changes no score.
+  Unlike the paper's, the indexer does not use 8-bit numbers, and so needs no Hadamard
+  transform, which does not change the scores.
   """
   attend = make_apply("dsa", partial(dsa_attention, top_k=top_k))
   indexer.check_rotation(index_dim, index_rotary_dim)
@@ -256,16 +260,16 @@ def dsa(
     return {"params": indexer.init(key, dims, options)} if has_indexer else {}
 
   def gates(variables, inputs, query_inputs=None):
-    return indexer.read(variables["params"], options, inputs, query_inputs)
+    return indexer.project(variables["params"], options, inputs, query_inputs)
 
   def apply(variables, query, key, value, *, mask=None, **call):
     qkv = {"query": query, "key": key, "value": value}
     checks.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
     names = indexer.gate_names(index_rotary_dim)
-    check_given("dsa", call, *names, "index_weight")
+    check_gates("dsa", call, *names, "index_weight")
     keep = checks.key_mask(mask, query, key, indexer.INSTEAD)
     call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
-    call = indexer.without_masked(call, keep)
+    call = indexer.zero_masked(call, keep)
     call = {"is_causal": False, "mask": mask, **call}
     return attend(variables, query, key, value, **call)
 
@@ -284,11 +288,11 @@ def dsa(
 
   def decode(variables, cache, query, key, value, **call):
     call = indexer.rotate(call, cache.index[:, None])
-    cache = caches.with_next(cache, key, value, call["index_key"])
-    seen = jnp.arange(cache.key.shape[1])[None] < cache.index[:, None]
+    cache = caches.append_indexed(cache, key, value, call["index_key"])
+    is_set = jnp.arange(cache.key.shape[1])[None] < cache.index[:, None]
     call["index_key"] = cache.index_key
-    shown = {"mask": seen[:, None, None], "is_causal": False}
-    out = attend(variables, query, cache.key, cache.value, **call, **shown)
+    masking = {"mask": is_set[:, None, None], "is_causal": False}
+    out = attend(variables, query, cache.key, cache.value, **call, **masking)
     return out, cache
 
   return Attention(

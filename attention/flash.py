@@ -1,7 +1,7 @@
-"""Exact attention in blocks, linear in memory (Dao et al., 2022).
+"""Exact attention in blocks, with memory linear in length (Dao et al., 2022).
 
-`visible` and `logits` say which pairs count and how they are scored, `tiles` computes
-the attention, and `softmax.kernels` decides whether cuDNN or tokamax serves a call.
+In `attention.softmax`, `visible` defines the visible pairs, `logits` their logits,
+`tiles` computes the attention, and `kernels` selects cuDNN or tokamax.
 """
 
 from functools import partial
@@ -46,7 +46,7 @@ def flash_attention(
   return_lse: bool = False,
   **pairs: Unpack[FlashOptions],
 ) -> Output:
-  """`dense_attention` without its T×S matrix: softmax(scale · Q Kᵀ + bias) V.
+  """`dense_attention` without the T×S matrix: softmax(scale · Q Kᵀ + bias) V.
 
     out = flash_attention(q, k, v, is_causal=True)
 
@@ -59,35 +59,35 @@ def flash_attention(
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    block_mask: from `make_block_mask(mask_mod, …)`. The call skips the blocks that it
-      excludes, and uses its block size.
+    block_mask: the result of `make_block_mask(mask_mod, …)`. The call skips the blocks
+      that it excludes, and uses its block size.
     block_size: (C, D), the queries and keys of a block, or one int for both. Only
-      'xla' takes it. None is the choice of `attention.platform.backend.block`.
+      'xla' supports it. None means the choice of `attention.platform.backend.block`.
     implementation: 'xla' is the loop over blocks, which works everywhere. 'cudnn' is
       NVIDIA's GPU kernel, called through `jax.nn`; 'tokamax' is a GPU or TPU kernel
-      of the optional package of that name. None uses cuDNN on a GPU where it can serve
-      the call, and 'xla' elsewhere.
+      of the optional package of that name. None uses cuDNN on a GPU if it supports
+      the call, and 'xla' otherwise.
     axis_name: mesh axis inside `jax.shard_map`, with 'xla' only.
-    in_parts: how the devices of `axis_name` attend: 'ring', 'balanced' or
+    in_parts: the algorithm for sequence shards: 'ring', 'balanced' (zigzag order) or
       'all_to_all'; see `sharding.attend_to_shards`.
-    visible: which pairs count, combined with the options for visibility.
-    logits: how pairs are scored, in place of the options for logits.
+    visible: the visible pairs, in addition to the other masking options.
+    logits: the options for logits as one value, in place of the keywords.
     return_lse: whether to return the log-sum-exp of the logits as well.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t, also where T ≠ S, as in `dense_attention`.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t, even if T ≠ S, as in `dense_attention`.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None means 1/√H.
     relative_bias: `[N, 2L+1]`, added to the logits by clipped distance.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, keys by clipped distance.
-    relative_queries: of these shapes, queries by clipped distance.
+    relative_queries: `[2L+1, H]` or `[N, 2L+1, H]`, queries by clipped distance.
     sinks: `[N]`, one more logit per head, which has no value.
     logits_soft_cap: c; logits become c · tanh(x / c), before masks and biases.
     log_forget: `[B, T, N]`, logarithms of forget gates, at most 0.
     score_mod: `(score, b, n, t, s) -> score`, as in FlexAttention.
     mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
 
   Returns:
@@ -96,16 +96,16 @@ def flash_attention(
     over disjoint sets of keys can be merged (`attention.softmax.rows.merge`).
 
   Raises:
-    ValueError: `implementation` cannot serve the call.
+    ValueError: `implementation` does not support the call.
 
   Cost, for blocks of C queries and D keys: time T·S·N·(H+V), half of it if
-  causal. Memory in addition to the arrays B·N·C·D float32. Nothing is T×S, forward
-  or backward, except a bias of that size and its gradient. cuDNN turns any mask into
-  a bias, which is T×S for each example that has its own mask.
+  causal. Memory in addition to the arrays B·N·C·D float32. No array is T×S, forward
+  or backward, except a bias of that size and its gradient. cuDNN converts a mask to a
+  bias, which is T×S for each example with its own mask.
 
-  Departs from its paper in two points. `attention.platform.backend` chooses the size of
-  a block, not a GPU's on-chip memory. Whether dropout drops a pair depends on the
-  pair's positions, not on the state of a generator.
+  Differs from the paper in that `attention.platform.backend` chooses the block size,
+  not a GPU's on-chip memory, and in that dropout of a pair depends on its positions,
+  not on the state of a generator.
 
   Papers: FlashAttention, arXiv:2205.14135. Sinks: gpt-oss, arXiv:2508.10925. Soft
   caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting transformer,
@@ -114,7 +114,7 @@ def flash_attention(
   sizes = checks.block_sizes(block_size)
   if visible.block_mask and sizes not in (None, visible.block_mask.block_size):
     raise ValueError(
-      f"block_size: expected None with block_mask, whose blocks are "
+      f"block_size: expected None with a block_mask, which has blocks of "
       f"{visible.block_mask.block_size}, got {sizes}"
     )
   out = kernels.kernel_output(
@@ -158,17 +158,16 @@ def flash(
 ) -> Attention:
   """The mechanism of `flash_attention`.
 
-  It decodes as dense attention does, because one query has no blocks.
+  It decodes as dense attention does, because there is only one query.
 
   Args:
-    block_size: queries and keys in a block; None is the function's choice.
-    implementation: 'xla', 'cudnn', 'tokamax', or None to choose. On a GPU,
-      'cudnn' and 'tokamax' take float16 and bfloat16 only, and no `block_size`.
-    in_parts: how several devices attend to a sequence of which each has a shard:
-      'ring', 'balanced' or 'all_to_all'; see `sharding.attend_to_shards`.
-    sinks: as `dense` takes it.
-    logits_soft_cap: likewise.
-    forget: likewise.
+    block_size: as in `flash_attention`.
+    implementation: as in `flash_attention`. On a GPU, 'cudnn' and 'tokamax' support
+      only float16 and bfloat16, and no `block_size`.
+    in_parts: as in `flash_attention`.
+    sinks: as in `dense`.
+    logits_soft_cap: as in `dense`.
+    forget: as in `dense`.
 
   Returns:
     An `Attention` that decodes with the cache of dense attention.

@@ -1,14 +1,14 @@
-"""Mechanisms inside of Flax's own multi-head modules, Linen and NNX.
+"""Mechanisms in Flax's multi-head attention modules, Linen and NNX.
 
-Modules train the `params` of a mechanism and keep its `constants`:
+These modules train the `params` of a mechanism and store its `constants`:
 
-    own = LinenAttention(linformer(rank=64), Dims(8, 8, 64, max_length=1000))
-    linen.MultiHeadDotProductAttention(num_heads=8, attention_fn=own)
+    fn = LinenAttention(linformer(rank=64), Dims(8, 8, 64, max_length=1000))
+    linen.MultiHeadDotProductAttention(num_heads=8, attention_fn=fn)
 
-    own = NNXAttention(linformer(rank=64), dims, rngs=rngs)
-    nnx.MultiHeadAttention(8, 512, attention_fn=own, decode=False, rngs=rngs)
+    fn = NNXAttention(linformer(rank=64), dims, rngs=rngs)
+    nnx.MultiHeadAttention(8, 512, attention_fn=fn, decode=False, rngs=rngs)
 
-It needs Flax; the rest of the library does not.
+This file needs Flax; the rest of the library does not.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,21 +26,24 @@ from attention.dense import dense_attention
 from attention.mechanism import Attention, Dims
 
 
-def _with_names(call: Callable[..., Array]) -> Callable[..., Array]:
-  """Names every parameter of an `attention_fn`: Linen passes no others."""
-  own = inspect.signature(as_attention_fn(dense_attention)).parameters.values()
-  this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-  setattr(call, "__signature__", inspect.Signature([this, *own]))  # noqa: B010
+def _with_signature(call: Callable[..., Array]) -> Callable[..., Array]:
+  """Sets the signature of an `attention_fn`: Linen passes only its parameters."""
+  parameters = inspect.signature(
+    as_attention_fn(dense_attention)
+  ).parameters.values()
+  first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+  signature = inspect.Signature([first, *parameters])
+  setattr(call, "__signature__", signature)  # noqa: B010
   return call
 
 
 class LinenAttention(linen.Module):
-  """An `attention_fn` of `linen.MultiHeadDotProductAttention`, trained with it.
+  """A trainable `attention_fn` for `linen.MultiHeadDotProductAttention`.
 
   Attributes:
     attention: the mechanism.
-    dims: heads and lengths that its variables are made for.
-    options: of every call, as those of `as_attention_fn`.
+    dims: the sizes of its variables.
+    options: the options of every call, as in `as_attention_fn`.
   """
 
   attention: Attention
@@ -48,7 +51,7 @@ class LinenAttention(linen.Module):
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @linen.compact
-  @_with_names
+  @_with_signature
   def __call__(
     self, query: Array, key: Array, value: Array, **call: Any
   ) -> Array:
@@ -57,11 +60,11 @@ class LinenAttention(linen.Module):
     def init(key):
       return self.attention.init(key, self.dims)
 
-    draw = functools.cache(lambda: init(self.make_rng("params")))
+    initial = functools.cache(lambda: init(self.make_rng("params")))
     variables = {
       kind: {
         name: self.variable(
-          kind, name, lambda kind, name: draw()[kind][name], kind, name
+          kind, name, lambda kind, name: initial()[kind][name], kind, name
         ).value
         for name in arrays
       }
@@ -72,7 +75,7 @@ class LinenAttention(linen.Module):
 
 
 class NNXAttention(nnx.Module):
-  """An `attention_fn` of `nnx.MultiHeadAttention`, trained with it."""
+  """A trainable `attention_fn` for `nnx.MultiHeadAttention`."""
 
   def __init__(
     self,
@@ -82,20 +85,20 @@ class NNXAttention(nnx.Module):
     rngs: nnx.Rngs,
     **options: Any,
   ):
-    """Makes the variables.
+    """Initializes the variables.
 
     Args:
       attention: the mechanism.
-      dims: heads and lengths that its variables are made for.
-      rngs: `rngs.params` draws them.
-      **options: of every call, as those of `as_attention_fn`.
+      dims: the sizes of its variables.
+      rngs: `rngs.params` is the random stream for them.
+      **options: the options of every call, as in `as_attention_fn`.
     """
     self.attention = nnx.static(attention)
     self.options = nnx.static(options)
-    made = dict(attention.init(rngs.params(), dims))
-    params = made.pop("params", {})
+    variables = dict(attention.init(rngs.params(), dims))
+    params = variables.pop("params", {})
     self.params = nnx.data(jax.tree.map(nnx.Param, params))
-    self.constants = nnx.data(jax.tree.map(nnx.Variable, made))
+    self.constants = nnx.data(jax.tree.map(nnx.Variable, variables))
 
   def __call__(
     self, query: Array, key: Array, value: Array, **call: Any

@@ -1,6 +1,7 @@
 """Gated linear attention, and mechanisms that differ from it in their decays.
 
-`recurrence` computes them; `gates` builds the mechanisms and their gates.
+`attention.recurrent.recurrence` computes them; `attention.recurrent.gates` builds the
+mechanisms and their gates.
 """
 
 from collections.abc import Callable
@@ -47,11 +48,11 @@ def gated_linear_attention(
     S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ        out_t = scale · S_tᵀ q_t
 
   with g = `log_decay`, for each head: a weighted sum of values without a normaliser.
-  Everything is float32 for inputs of any dtype.
+  All computation is in float32.
 
-  N is the largest of the head counts; the others divide it, as in GQA. For example, 12
-  heads of queries and keys may read 24 heads of values, and 24 heads of queries may
-  share 8 heads of keys and values. A shared head serves neighbouring heads.
+  N is the largest of the head counts; the others divide it, as in GQA. For example, 24
+  value heads may share 12 query and key heads, and 24 query heads may share 8 key and
+  value heads. Consecutive heads share one.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -59,24 +60,24 @@ def gated_linear_attention(
     value: `[B, T, U, V]`.
     log_decay: natural logarithms of the decays, at most 0: `[B, T, N]` for one per
       head (RetNet, Mamba-2), or `[B, T, N, H]` for one per channel (GLA).
-    mask: key mask `[B, 1, 1, T]`. At a masked position, the state neither decays nor
-      changes.
-    is_causal: must be True, because a state holds only the past.
+    mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
+    is_causal: must be True, because the recurrence runs forward.
     initial_state: S before the first position, from which the first segment continues;
-      None is 0.
+      None means 0.
     segment_ids: `[B, T]`; where they change, the state restarts at 0, even at a masked
-      position. Give masked positions inside a segment that segment's id, or pass
-      `num_segments`.
-    num_segments: G, to give and get one state per segment. Ids are then 0 … G−1, each
-      of consecutive positions, and `initial_state` and the returned state are `[B, G, N,
-      H, V]`. An empty segment keeps its state. The output at masked positions is 0.
-    return_state: whether to return S_T as well.
-    implementation: 'xla' and None compute in chunks. 'jla' is a kernel of the package
+      position. Masked positions inside a segment need its id, unless `num_segments` is
+      given.
+    num_segments: G, for one initial and one final state per segment. Ids are then 0 …
+      G−1, each of consecutive positions, and `initial_state` and the returned state are
+      `[B, G, N, H, V]`. The state of an empty segment does not change. The
+      output at masked positions is 0.
+    return_state: whether to return the final state as well.
+    implementation: 'xla' or None computes in chunks. 'jla' is a kernel of the package
       jax-linear-attention for an H100 or H200, bfloat16, and heads of `64` or `128`. It
-      has first derivatives in reverse mode only, works inside `jax.shard_map` only with
-      `check_vma=False`, and clips log decays at −30. Under `jax.set_mesh` each of
-      several devices computes its share; otherwise each computes all of it.
-    scale: factor of the queries; None is 1/√H.
+      supports only first derivatives in reverse mode, needs `check_vma=False` inside
+      `jax.shard_map`, and clips log decays at −30. Several devices divide the work only
+      under `jax.set_mesh`; otherwise each computes all of it.
+    scale: factor of the queries; None means 1/√H.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, and with `return_state` the state
@@ -84,12 +85,12 @@ def gated_linear_attention(
 
   Raises:
     ValueError: the mask varies along queries, `is_causal` is False, or
-      `implementation` cannot serve the call.
+      `implementation` does not support the call.
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+V) + H·V), with decays for each
   channel also 2·T·N·H·log₂ C exponentials; memory B·T·N·(H+V), with gradients also
   one state for each chunk. With `num_segments` G, it is the cost of T + G·C positions,
-  always with one state for each chunk; C is smaller where segments are short.
+  always with one state for each chunk; C is smaller if segments are short.
 
   Paper: Gated linear attention transformers, arXiv:2312.06635; RetNet,
   arXiv:2307.08621; Transformers are SSMs (Mamba-2), arXiv:2405.21060.
@@ -103,14 +104,14 @@ def retention(implementation: Implementation | None = None) -> Attention:
 
     S_t = γ_n S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H        γ_n = 1 − 2^(−5−n)
 
-  It is `gated_linear_attention` with fixed (data-independent) decays. Heads beyond
-  the twentieth have the decay of the twentieth, which float32 can tell from 1.
+  It is `gated_linear_attention` with fixed (data-independent) decays. Heads beyond the
+  twentieth have the decay of the twentieth, because float32 would round theirs to 1.
 
   Args:
-    implementation: as `gated_linear`.
+    implementation: as in `gated_linear`.
 
   Returns:
-    An `Attention` without variables, causal only, with the cache of `gated_linear`.
+    A causal `Attention` without variables, with the cache of `gated_linear`.
 
   The paper's model also has `position='rotary'`, `output_norm='group'` and
   `output_gate='silu'`. The paper divides each row of decays by the square root of its
@@ -136,27 +137,29 @@ def lightning(
     S_t = e^(−r_n) S_{t−1} + k_t v_tᵀ        out_t = S_tᵀ q_t / √H
     r_n = 2^(−8(n+1)/N) · (1 − depth + 10⁻⁵)
 
-  It is `gated_linear_attention` with fixed (data-independent) decays, whose r are
-  ALiBi's slopes times a factor of the depth.
+  It is `gated_linear_attention` with fixed (data-independent) decays. The rates r are
+  ALiBi's slopes times a factor that depends on the depth.
 
   Args:
-    depth: the relative depth of the layer, from 0 for the first to 1 for the last. A
-      list of mechanisms gives each layer its own.
-    implementation: as `gated_linear`.
-    slopes: 'geometric', r_n as above for any N, as in transformers; or 'alibi', those
-      of `alibi_slopes`, which differ if N is not a power of two.
+    depth: the relative depth of the layer, from 0 for the first to 1 for the last. Use
+      a list of mechanisms, one per layer.
+    implementation: as in `gated_linear`.
+    slopes: 'geometric' for r_n as above, as in transformers, or 'alibi' for those of
+      `alibi_slopes`, which differ if N is not a power of two.
 
   Returns:
-    As `retention`.
+    An `Attention` like that of `retention`.
 
   Raises:
     ValueError: `depth` is below 0 or above 1, or `slopes` is unknown.
 
-  The paper's model also has `output_norm='rms_joint_first'` and `output_gate='sigmoid'`,
-  and seven such layers for each layer of exact attention. Departs from it in two points:
-  only `short_convolution` or `projection_activation` of the attention module applies the
-  SiLU to queries, keys and values, and queries are divided by √H unless a call sets the
-  scale. Paper: MiniMax-01, arXiv:2501.08313, section 2.2.
+  The paper's model also has `output_norm='rms_joint_first'` and
+  `output_gate='sigmoid'`, and seven such layers for each layer of exact attention.
+  Two
+  points differ from the paper: the SiLU of queries, keys and values is left to
+  `short_convolution` or `projection_activation` of the attention module, and queries
+  are divided by √H unless a call sets the scale. Paper: MiniMax-01, arXiv:2501.08313,
+  section 2.2.
   """
   if not 0.0 <= depth <= 1.0:
     raise ValueError(f"depth: expected 0 to 1, got {depth!r}")
@@ -198,17 +201,17 @@ def gated_linear(
   Args:
     rank: R, the rank of the product of W₁ `[F, R]` and W₂ `[R, N, H]`.
     temperature: τ; larger values bring the decays closer to 1.
-    implementation: as `gated_linear_attention`; decoding is 'xla'.
+    implementation: as in `gated_linear_attention`; decoding is 'xla'.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is one state of N·H² numbers
-    for each example. Its parameters are `gate_down [F, R]`, `gate_up [R, N, H]` and
+    A causal `Attention` with `gates`, whose cache is one state of N·H² numbers per
+    example. Its parameters are `gate_down [F, R]`, `gate_up [R, N, H]` and
     `gate_bias [N, H]`.
 
   Raises:
     ValueError: `rank` is not a positive int, or `temperature` is not above 0.
 
-  Its model also has `output_norm='rms'` and `output_gate='silu'`. Paper:
+  The paper's model also has `output_norm='rms'` and `output_gate='silu'`. Paper:
   arXiv:2312.06635, equation 4 and section 4.4.
   """
   if not temperature > 0.0:
@@ -242,28 +245,27 @@ def gated_linear(
 def hgrn2(
   lower_bound: float = 0.0, implementation: Implementation | None = None
 ) -> Attention:
-  """HGRN2: gated linear attention whose keys are 1 minus the forget gates.
+  """HGRN2: gated linear attention with keys that are 1 minus the forget gates.
 
     f_t = γ + (1 − γ) sigmoid(k_t)
     S_t = diag(f_t) S_{t−1} + (1 − f_t) v_tᵀ        out_t = S_tᵀ silu(q_t)
 
-  where the key k_t has the logits of the forget gate. The scale is 1 unless a call sets
-  it.
+  where the keys k_t are the logits of the forget gates. The scale defaults to 1.
 
   Args:
-    lower_bound: γ, at least 0 and below 1. It grows with depth: a list of mechanisms
-      gives each layer its own, l/L to layer l of L as the paper's bounds begin.
-    implementation: as `gated_linear`.
+    lower_bound: γ, at least 0 and below 1. It grows with depth: use a list of
+      mechanisms, one per layer, with l/L for layer l of L, the paper's initial bounds.
+    implementation: as in `gated_linear`.
 
   Returns:
-    An `Attention` without variables, causal only, with the cache of `gated_linear`.
+    A causal `Attention` without variables, with the cache of `gated_linear`.
 
   Raises:
     ValueError: `lower_bound` is below 0, or not below 1.
 
-  Its model also has `output_norm='rms_joint'`. Departs from the paper in γ, which it
-  trains for each channel as a cumulative softmax over the layers. Paper: HGRN2: gated
-  linear RNNs with state expansion, arXiv:2404.07904, section 3.
+  The paper's model also has `output_norm='rms_joint'`. The paper trains γ
+  for each channel, as a cumulative softmax over the layers. Paper:
+  HGRN2: gated linear RNNs with state expansion, arXiv:2404.07904, section 3.
   """
   if not 0.0 <= lower_bound < 1.0:
     raise ValueError(
@@ -301,31 +303,31 @@ def mamba2(
   min_step: float = 0.0,
   max_step: float | None = None,
 ) -> Attention:
-  """Mamba-2's mixer: a step Δ, computed from the inputs, sets the decay and the write.
+  """Mamba-2's mixer: a step Δ, computed from the inputs, scales decay and input.
 
     Δ_t = softplus(f (x_t · W_Δ + c) + b_Δ), at least Δ_min and at most Δ_max
     S_t = e^(−Δ_t e^A) S_{t−1} + Δ_t k_t v_tᵀ        out_t = S_tᵀ q_t + D v_t
 
-  with A, b_Δ and D for each head. The paper calls k B, q C, v x and e^A A. The scale is
-  1 unless a call sets it.
+  with A, b_Δ and D for each head. The paper's B, C, x and A are k, q, v and e^A. The
+  scale defaults to 1.
 
   Args:
-    implementation: as `gated_linear`.
-    projection_bias: whether there is c, the parameter `projection_bias [N]`.
-    step_factor: f (Falcon-H1).
+    implementation: as in `gated_linear`.
+    projection_bias: whether c is trained, as the parameter `projection_bias [N]`.
+    step_factor: f, as in Falcon-H1.
     min_step: Δ_min.
     max_step: Δ_max; None means no limit.
 
   Returns:
-    An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its
+    A causal `Attention` with `gates`, with the cache of `gated_linear`. Its
     parameters are `step_kernel [F, N]`, `step_bias`, `log_rate` (A) and `skip` (D),
     each `[N]`.
 
   Raises:
     ValueError: `min_step` is below 0, or above `max_step`.
 
-  Its model also has `short_convolution` with biases, `output_gate='silu'`,
-  `output_norm='rms_joint'` and `num_qk_heads`: the heads share queries and keys.
+  The paper's model also has `short_convolution` with biases, `output_gate='silu'`,
+  `output_norm='rms_joint'` and `num_qk_heads`, with which heads share queries and keys.
   Paper: Transformers are SSMs, arXiv:2405.21060, sections 6 and 7.
   """
   if not 0.0 <= min_step <= (math.inf if max_step is None else max_step):
@@ -354,15 +356,15 @@ def mamba2(
 
   return gates.recurrent_mechanism(
     "mamba2",
-    with_steps(recurrent_attention),
+    with_step_and_skip(recurrent_attention),
     implementation=implementation,
     init=init,
     gates={"log_decay": decay, "beta": step},
   )
 
 
-def with_steps(recurrence: Callable[..., Any]) -> Callable[..., Any]:
-  """Turns a recurrence into Mamba-2's: values times Δ, which is `beta`, plus D v_t."""
+def with_step_and_skip(recurrence: Callable[..., Any]) -> Callable[..., Any]:
+  """Makes a recurrence Mamba-2's: multiplies values by Δ (`beta`), and adds D v_t."""
 
   def run(params, query, key, value, *, beta, scale, **options):
     steps = (value * beta[..., None]).astype(value.dtype)

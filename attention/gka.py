@@ -1,4 +1,4 @@
-"""Gated KalmaNet: ridge regression over the past, regularised by the size of its state."""
+"""Gated KalmaNet: ridge regression over the past, with an adaptive ridge."""
 
 import functools
 from typing import Any
@@ -37,7 +37,7 @@ def gka_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H X"]]
 ):
-  """Each query, mixed with its solution of a regression, reads a sum of keys and values.
+  """Each query is mixed with its solution of a regression, and reads a state.
 
     out = gka_attention(q, k, v, log_decay=g, beta=b, alpha=a)
 
@@ -46,9 +46,8 @@ def gka_attention(
     out_t = scale · S_kvᵀ (q_t + α_t (x_t − q_t))
 
   for each head. With α = 1 it is the prediction for q_t by ridge regression from k_s to
-  v_s, s ≤ t, as in `mesa_attention`, and with α = 0 gated linear attention. λ bounds the
-  condition number of the system by (1 + r) / r. Everything is float32 for inputs of any
-  dtype.
+  v_s, s ≤ t, as in `mesa_attention`; with α = 0 it is gated linear attention. λ bounds
+  the condition number of the system by (1 + r) / r. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -58,25 +57,25 @@ def gka_attention(
     beta: β, at least 0.
     alpha: α, from 0 to 1.
     ridge_ratio: r, above 0.
-    num_iterations: I, the number of iterations. Each multiplies the error by
-      (√c − 1)/(√c + 1) or less, where c = (1 + r) / r: 30 leave 4·10⁻⁴ of x or less.
+    num_iterations: I, the number of iterations. Each reduces the error at least by the
+      factor (√c − 1)/(√c + 1), c = (1 + r) / r: after 30, it is at most 4·10⁻⁴ of x.
     normalize_keys: as in `delta_rule_attention`.
-    scale: factor of the queries; None is 1/√H.
+    scale: factor of the queries; None means 1/√H.
     initial_state: [S_kk, S_kv] before the first position, X = H+V, with symmetric
-      S_kk; None is 0.
+      S_kk; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change, and α
       is 0.
-    is_causal: must be True, because a state holds only the past.
+    is_causal: must be True, because the recurrence runs forward.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is
+  Results and errors: as in `gated_linear_attention`; the state is
   `[B, N, H, H+V]`, or with `num_segments` `[B, G, N, H, H+V]`.
 
-  Chebyshev iteration solves the system, as in algorithm 1 of the paper. As in its code,
-  gradients are those of the exact solution: the iterations are not differentiated.
-  Instead, they solve the system again with another right-hand side.
+  Chebyshev iteration solves the system, as in algorithm 1 of the paper. As in the
+  paper's code, gradients are those of the exact solution: the backward pass does not
+  differentiate the iterations, but solves the system with another right-hand side.
 
   Cost: time T·N·(H+C)·(I·H + C + V), where C = `scan.CHUNK`, with gradients about four
   times that; memory B·T·N·(H+V), with gradients also one state for each chunk.
@@ -90,7 +89,7 @@ def gka_attention(
 def _recurrence(
   query, key, value, *, alpha, ridge_ratio, num_iterations, scale, **options
 ) -> Any:
-  """`gka_attention`, also where each device has a shard of the sequence."""
+  """`gka_attention`, for sequence-sharded inputs as well."""
   _check_ridge(ridge_ratio)
   return regression_attention(
     functools.partial(_mix_query, ridge_ratio, num_iterations),
@@ -99,7 +98,7 @@ def _recurrence(
     key,
     value,
     rows=(alpha,),
-    by_position=True,
+    is_sequential=True,
     scale=checks.softmax_scale(scale, query.shape[3]),
     **options,
   )
@@ -114,33 +113,33 @@ def _mix_query(ridge_ratio, num_iterations, params, gram, query, alpha):
   """The query mixed with x = (S_kk + λ I)⁻¹ q."""
   del params
   square = gram.square_norm()
-  # Of an empty state, which holds no values, any solution will do.
+  # An empty state has no values, so its solution does not matter.
   has_keys = square > jnp.finfo(square.dtype).tiny
   norm = jnp.sqrt(jnp.where(has_keys, square, 1.0))
 
-  def times(x):
+  def matvec(x):
     return gram.times(x) + ridge_ratio * norm * x
 
-  def solve(times, target):
-    return _chebyshev(num_iterations, ridge_ratio, norm, times, target)
+  def solve(matvec, target):
+    return _chebyshev(num_iterations, ridge_ratio, norm, matvec, target)
 
-  x = jax.lax.custom_linear_solve(times, query, solve, symmetric=True)
+  x = jax.lax.custom_linear_solve(matvec, query, solve, symmetric=True)
   return query + alpha * (x - query)
 
 
-def _chebyshev(num_iterations, ridge_ratio, norm, times, target):
-  """Solves times(x) = target, where the eigenvalues are from λ to λ + `norm`."""
+def _chebyshev(num_iterations, ridge_ratio, norm, matvec, target):
+  """Solves matvec(x) = target, whose eigenvalues are between λ and λ + `norm`."""
   ratio = 1.0 / (1.0 + 2.0 * ridge_ratio)
   weights = [2.0]
   for _ in range(num_iterations):
     weights.append(4.0 / (4.0 - ratio**2 * weights[-1]))
   step = 2.0 * ratio / norm
 
-  def iteration(now, weight):
-    x, before = now
-    residual = times(x) - target
-    moved = x - step * weight * residual + (weight - 1.0) * (x - before)
-    return (moved, x), None
+  def iteration(carry, weight):
+    x, previous = carry
+    residual = matvec(x) - target
+    new = x - step * weight * residual + (weight - 1.0) * (x - previous)
+    return (new, x), None
 
   start = step * target, jnp.zeros_like(target)
   weights = jnp.asarray(weights[1:], target.dtype)
@@ -154,24 +153,24 @@ def gka(ridge_ratio: float = 0.02, num_iterations: int = 30) -> Attention:
     k_t, q_t ← k_t / |k_t|, q_t / |q_t|        g_t = −e^A softplus(x_t · W_a + b)
     α_t = sigmoid(x_t · W_α + b_α)             β_t = sigmoid(x_t · W_β + b_β)²
 
-  The gate of writing multiplies keys and values, so β is its square.
+  β is a square because its gate multiplies both keys and values.
 
   Args:
     ridge_ratio: r.
     num_iterations: I.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is N·H·2H numbers for each
-    example. Its parameters are `rate_kernel [F, N]`, `rate_bias [N]`, `alpha_kernel
-    [F, N]`, `alpha_bias [N]`, and those of the decays of `mamba2`: `step_kernel [F, N]`,
+    A causal `Attention` with `gates`, whose cache is N·H·2H numbers per example. Its
+    parameters are `rate_kernel [F, N]`, `rate_bias [N]`, `alpha_kernel [F, N]`,
+    `alpha_bias [N]`, and those of the decays of `mamba2`: `step_kernel [F, N]`,
     `step_bias [N]` and `log_rate [N]`.
 
   Raises:
     ValueError: `ridge_ratio` is not above 0, or `num_iterations` is below 1.
 
-  Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
-  β is the authors' code's; their paper's experiments have β = 1. Paper:
-  arXiv:2511.21016, section 4.
+  The paper's model also has `short_convolution`, `output_norm='rms'` and
+  `output_gate='silu'`. β is that of the authors' code; the paper's experiments have
+  β = 1. Paper: arXiv:2511.21016, section 4.
   """
   _check_ridge(ridge_ratio)
 
@@ -186,8 +185,8 @@ def gka(ridge_ratio: float = 0.02, num_iterations: int = 30) -> Attention:
       **gates.step_params(steps, dims),
     }
 
-  def write(x):
-    # The authors' ε keeps the system solvable where the gate is 0.
+  def squared_sigmoid(x):
+    # With the authors' ε, the system is solvable even if the gate is 0.
     return jnp.square(jax.nn.sigmoid(x) + 1e-6)
 
   def recurrence(params, query, key, value, **options):
@@ -206,7 +205,7 @@ def gka(ridge_ratio: float = 0.02, num_iterations: int = 30) -> Attention:
     init=init,
     gates={
       "log_decay": gates.step_decay,
-      "beta": gates.affine_gate("rate", write),
+      "beta": gates.affine_gate("rate", squared_sigmoid),
       "alpha": gates.affine_gate("alpha", jax.nn.sigmoid),
     },
     arrays={"alpha": Float[Array, "B T N"]},

@@ -1,7 +1,7 @@
-"""Gated slot attention: softmax attention to slots that decay and are written again.
+"""Gated slot attention: softmax attention to slots, which are decaying sums.
 
-A state has two parts, the keys and the values of the slots, in one array: it is the
-state of gated linear attention with the slots' weights as keys and [k, v] as values.
+The state has the keys and the values of the slots in one array: it is the state of
+gated linear attention with the slot weights as keys and [k, v] as values.
 """
 
 import functools
@@ -15,7 +15,12 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing, recurrence
-from attention.recurrent.arrays import by_head, chunks, repeat_heads, unchunk
+from attention.recurrent.arrays import (
+  chunks,
+  prepare_arrays,
+  repeat_heads,
+  unchunk,
+)
 from attention.recurrent.scan import (
   chunk_prefixes,
   chunk_size,
@@ -24,7 +29,7 @@ from attention.recurrent.scan import (
   scan,
 )
 from attention.recurrent.triangular import (
-  FORGOTTEN,
+  LOG_ZERO,
   decay_to_end,
   decayed_sums,
   pairs,
@@ -51,30 +56,30 @@ def gsa_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N M X"]]
 ):
-  """Each query attends by softmax to M slots, which hold decaying sums of keys and values.
+  """Softmax attention to M slots, which are decaying sums of keys and values.
 
     out = gsa_attention(q, k, v, log_decay=g, slot_weights=s)
 
     K_t = diag(e^g_t) K_{t−1} + s_t k_tᵀ        V_t = diag(e^g_t) V_{t−1} + s_t v_tᵀ
     out_t = V_tᵀ softmax(scale · K_t q_t)
 
-  for each head. Everything is float32 for inputs of any dtype.
+  for each head. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
     key: `[B, T, K, H]`.
     value: `[B, T, U, V]`.
     log_decay: g of each slot, at most 0.
-    slot_weights: s, what each slot takes of a position; 1 − e^g in the paper.
-    initial_state: [K, V] before the first position, X = H+V; None is 0.
+    slot_weights: s, the weight of a position in each slot; 1 − e^g in the paper.
+    initial_state: [K, V] before the first position, X = H+V; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is
+  Results and errors: as in `gated_linear_attention`; the state is
   `[B, N, M, H+V]`, or with `num_segments` `[B, G, N, M, H+V]`.
 
   Cost, with C = `scan.CHUNK`: time T·N·(C·(H+2M+V) + M·(H+V)) and 4·T·N·M·log₂ C
@@ -102,25 +107,25 @@ def _recurrence(
   return_state=True,
   axis_name=None,
 ) -> Any:
-  """`gsa_attention`, also where each device has a shard of the sequence."""
+  """`gsa_attention`, for sequence-sharded inputs as well."""
   query = repeat_heads(query, key, value)
   num_heads, head_dim = query.shape[2:]
   options = {"mask": mask, "is_causal": is_causal, "axis_name": axis_name}
   options["segment_ids"], packed = segment_ids, None
   if num_segments is not None:
-    packed = packing.packing_of(query, num_segments, options)
+    packed = packing.make_packing(query, num_segments, options)
   arrays = key, value, log_decay, slot_weights
-  arrays, _, begins = by_head(query, arrays, log_decay=None, **options)
+  arrays, _, starts = prepare_arrays(query, arrays, log_decay=None, **options)
   key, value, log_decay, slots = arrays
-  if begins is not None:
-    log_decay = jnp.where(begins, FORGOTTEN, log_decay)
+  if starts is not None:
+    log_decay = jnp.where(starts, LOG_ZERO, log_decay)
   value = jnp.concatenate([key, value], axis=3)
   shape = num_heads, slots.shape[3], value.shape[3]
   state = packing.first_state(
     initial_state, value, shape, "N, M, H+V", num_segments
   )
-  is_part = is_sequence_sharded(axis_name)
-  if is_sequence_sharded(axis_name):
+  is_sharded = is_sequence_sharded(axis_name)
+  if is_sharded:
     state = recurrence.state_before(slots, value, log_decay, axis_name)
   dtype = query.dtype
   query = query.astype(jnp.float32) * checks.softmax_scale(scale, head_dim)
@@ -129,14 +134,14 @@ def _recurrence(
 
   def attend(inputs, state, resets=None):
     count = chunks_per_step(inputs[0], size, numbers)
-    # Two arrays, because a CPU copies the slices of one at each position.
+    # Two arrays, because a CPU would copy slices of one at each position.
     state, out = scan(
       functools.partial(_step, count),
       (),
       tuple(jnp.split(state, [head_dim], axis=-1)),
-      (*inputs, resets and packing.whole_steps(resets, count)),
+      (*inputs, resets and packing.pad_to_steps(resets, count)),
       size=size * count,
-      is_empty=initial_state is None and not is_part and resets is None,
+      is_empty=initial_state is None and not is_sharded and resets is None,
       position=_position if resets is None else None,
     )
     return jnp.concatenate(state, axis=-1), out
@@ -148,14 +153,14 @@ def _recurrence(
 
 
 def _position(params, state, inputs):
-  """One position `[B, N, ·]`, as written in the paper."""
+  """One position `[B, N, ·]`, by the paper's equations."""
   del params
-  query, slots, both, log_decay, _ = inputs
+  query, slots, key_value, log_decay, _ = inputs
   decay = jnp.exp(log_decay)[..., None]
-  written = jnp.split(both[..., None, :], [query.shape[-1]], axis=-1)
+  new_key_value = jnp.split(key_value[..., None, :], [query.shape[-1]], axis=-1)
   keys, values = (
     decay * x + slots[..., None] * new
-    for x, new in zip(state, written, strict=True)
+    for x, new in zip(state, new_key_value, strict=True)
   )
   weights = jax.nn.softmax(jnp.einsum("bnmh,bnh->bnm", keys, query))
   return (keys, values), jnp.einsum("bnm,bnmv->bnv", weights, values)
@@ -165,12 +170,12 @@ def _step(count, params, state, inputs):
   """`count` consecutive chunks, `[B, N, count, C, ·]`."""
   del params
   *arrays, resets = inputs
-  query, slots, both, log_decay = chunks(arrays, count)
+  query, slots, key_value, log_decay = chunks(arrays, count)
   head_dim = query.shape[-1]
-  key, value = both[..., :head_dim], both[..., head_dim:]
+  key, value = key_value[..., :head_dim], key_value[..., head_dim:]
   from_start = jnp.exp(running_sum(log_decay))
   to_end = jnp.exp(decay_to_end(log_decay))
-  after, before = jnp.swapaxes(slots * to_end, -2, -1) @ both, None
+  after, before = jnp.swapaxes(slots * to_end, -2, -1) @ key_value, None
   if state is not None:
     factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
     state = jnp.concatenate(state, axis=-1)[:, :, None]
@@ -182,8 +187,10 @@ def _step(count, params, state, inputs):
   scores = jnp.einsum("...qh,...sh->...qs", query, key)
   logits = decayed_sums(scores, slots, log_decay)
   if before is not None:
-    old = jnp.einsum("...qh,...mh->...qm", query, before[..., :head_dim])
-    logits += from_start * old
+    state_logits = jnp.einsum(
+      "...qh,...mh->...qm", query, before[..., :head_dim]
+    )
+    logits += from_start * state_logits
   weights = jax.nn.softmax(logits)
   [[scores]] = pairs([weights], [slots], log_decay)
   out = jnp.tril(scores) @ value
@@ -197,25 +204,25 @@ def _step(count, params, state, inputs):
 
 @attention_factory
 def gsa(num_slots: int = 64, temperature: float = 8.0) -> Attention:
-  """Gated slot attention, whose slots share each position by their forget gates.
+  """Gated slot attention, with slot weights that are 1 minus the forget gates.
 
     g_t = log sigmoid(x_t · W) / τ        s_t = 1 − e^g_t
 
-  The scale is 1 unless a call sets it.
+  The scale defaults to 1.
 
   Args:
     num_slots: M.
     temperature: τ; larger values bring the decays closer to 1.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is N·M·2H numbers for each
+    A causal `Attention` with `gates`, whose cache is N·M·2H numbers for each
     example. Its parameter is `gate_kernel [F, N, M]`.
 
   Raises:
     ValueError: `num_slots` is not a positive int, or `temperature` is not above 0.
 
-  Its model also has `projection_activation='silu'` and `output_norm='rms_joint'`.
-  Departs from the paper's layer, which applies SiLU to the results before that norm.
+  The paper's model also has `projection_activation='silu'` and
+  `output_norm='rms_joint'`. The paper applies SiLU to the results before that norm.
   Paper: arXiv:2409.07146, section 3.
   """
   if not temperature > 0.0:
@@ -231,7 +238,7 @@ def gsa(num_slots: int = 64, temperature: float = 8.0) -> Attention:
     x = gates.project(inputs, params["gate_kernel"])
     return jax.nn.log_sigmoid(x) / temperature
 
-  def slots(params, query, key, value, *, log_decay, scale, **options):
+  def attend_slots(params, query, key, value, *, log_decay, scale, **options):
     del params
     options |= {"log_decay": log_decay, "slot_weights": -jnp.expm1(log_decay)}
     scale = 1.0 if scale is None else scale
@@ -243,7 +250,7 @@ def gsa(num_slots: int = 64, temperature: float = 8.0) -> Attention:
 
   return gates.recurrent_mechanism(
     "gsa",
-    slots,
+    attend_slots,
     init=init,
     gates={"log_decay": log_decay},
     arrays={

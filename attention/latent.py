@@ -1,4 +1,4 @@
-"""Latent attention: keys and values from a low-rank latent vector (DeepSeek-V2)."""
+"""Latent attention: keys and values from low-rank latent vectors (DeepSeek-V2)."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from attention.dense import dense
 from attention.flash import flash_attention
 from attention.mechanism import Attention, accepted_options
 from attention.platform import layout
-from attention.recurrent.gates import check_given
+from attention.recurrent.gates import check_gates
 from attention.softmax import own_logits
 from attention.softmax.visible import EVERY_PAIR, Visible
 
@@ -46,15 +46,15 @@ def latent_attention(
   Float[Array, "B T N U"]
   | tuple[Float[Array, "B T N U"], Float[Array, "B T N"]]
 ):
-  """Exact attention whose keys and values come from R numbers per position.
+  """Exact attention with keys and values projected from a latent vector per position.
 
     out = latent_attention(q, c, key_kernel=w, value_kernel=u, is_causal=True)
 
     k[s, n] = [c_s · W_K[n]; r_s]        v[s, n] = c_s · W_V[n]
     out[t, n] = Σ_s softmax_s(scale · q[t, n] · k[s, n]) v[s, n]
 
-  where c is `latent` and r is `shared_key`, one key for all heads, which has the
-  rotary positions. The expanded form computes these keys and values. The absorbed form
+  where c is `latent` and r is `shared_key`, one key for all heads, which has rotary
+  positions. The expanded form computes these keys and values. The absorbed form
   multiplies the kernels into the queries and the output instead,
 
     q · k = [W_K q_C; q_P] · [c; r]        Σ a v = (Σ a c) · W_V
@@ -62,24 +62,24 @@ def latent_attention(
   so that all heads share one key [c; r] and one value c, and no array has N·S numbers.
 
   Args:
-    query: `[B, T, N, H]`, H = C + P: the last P features read `shared_key`.
+    query: `[B, T, N, H]`, H = C + P; the last P features are for `shared_key`.
     latent: c, `[B, S, R]`.
     key_kernel: W_K, `[R, N, C]`.
     value_kernel: W_V, `[R, N, V]`.
-    shared_key: r, `[B, S, P]`; None is P = 0.
+    shared_key: r, `[B, S, P]`; None means P = 0.
     value: `[B, S, K, D]`, in place of the values from `value_kernel`, for which D = V.
-      The identity as value gives the attention matrix.
-    scale: factor of the logits; None is 1/√H.
-    absorbed: whether to compute the absorbed form; both give the same output.
+      With the identity, the output is the attention matrix.
+    scale: factor of the logits; None means 1/√H.
+    absorbed: whether to compute the absorbed form; the output is the same.
     block_size: (C, D), the queries and keys of a block, or one int for both.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t only.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
-    visible: which pairs count, combined with the options for visibility.
+    visible: the visible pairs, in addition to the other masking options.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
@@ -98,7 +98,7 @@ def latent_attention(
   head_dim, dtype = query.shape[3], query.dtype
   shared = latent[:, :, :0] if shared_key is None else shared_key
   masks = [x for x in (mask, *getattr(visible, "masks", ())) if x is not None]
-  # The gradients of the kernels are products with them, so masked positions are zeros.
+  # Gradients of the kernels are products with these arrays, so masked positions are 0.
   readable = Visible(masks=tuple(masks)).readable
   latent, shared = (readable(x[:, :, None])[:, :, 0] for x in (latent, shared))
   width = head_dim - shared.shape[2]
@@ -112,21 +112,21 @@ def latent_attention(
     own = project("btnc,rnc->btnr", own, key_kernel)
     query = jnp.concatenate([own, rotary], axis=3)
     key = jnp.concatenate([latent, shared], axis=2).astype(dtype)[:, :, None]
-    read = latent.astype(dtype)[:, :, None] if value is None else value
-    key = jnp.broadcast_to(key, (*key.shape[:2], read.shape[2], key.shape[3]))
+    values = latent.astype(dtype)[:, :, None] if value is None else value
+    key = jnp.broadcast_to(key, (*key.shape[:2], values.shape[2], key.shape[3]))
   else:
     own = project("bsr,rnd->bsnd", latent, key_kernel)
     if value is None:
-      read = project("bsr,rnv->bsnv", latent, value_kernel)
+      values = project("bsr,rnv->bsnv", latent, value_kernel)
     else:
-      read = jnp.repeat(value, own.shape[2] // value.shape[2], axis=2)
+      values = jnp.repeat(value, own.shape[2] // value.shape[2], axis=2)
     shared = shared.astype(dtype)[:, :, None]
     shared = jnp.broadcast_to(shared, (*own.shape[:3], shared.shape[3]))
     key = jnp.concatenate([own, shared], axis=3)
   result: Any = flash_attention(
     query,
     key,
-    read,
+    values,
     mask=mask,
     is_causal=is_causal,
     # The absorbed form has a different head dimension.
@@ -175,16 +175,17 @@ def latent(
   and the last P features of each query.
 
   Args:
-    rank: R; None is the paper's 4·C, C = H - P.
-    shared_dim: P, below the head dimension H; None is the paper's H / 3, rounded
+    rank: R; None means the paper's 4·C, C = H - P.
+    shared_dim: P, below the head dimension H; None means the paper's H / 3, rounded
       down to an even number, which rotary positions need, and at least 2.
     down_bias: whether the projections W_c and W_r have biases.
 
   Returns:
-    An `Attention` that makes its own keys and values ('own_keys'). It uses the expanded
-    form in a call and the absorbed form to decode, with a cache of R + P numbers per
-    position. Its parameters are `down_kernel [F, R+P]`, `norm_scale [R]`,
-    `key_kernel [R, N, H-P]` and `value_kernel [R, N, V]`, and `down_bias [R+P]`.
+    An `Attention` that computes its own keys and values ('own_keys'). It uses the
+    expanded form in a call and the absorbed form to decode, with a cache of R + P
+    numbers per position. Its parameters are `down_kernel [F, R+P]`, `norm_scale [R]`,
+    `key_kernel [R, N, H-P]` and `value_kernel [R, N, V]`, and with `down_bias`
+    `down_bias [R+P]`.
 
   Raises:
     ValueError: an argument is out of range; by `init`, H is not above P.
@@ -222,11 +223,11 @@ def latent(
     x = layout.dot("btf,fr->btr", inputs, p["down_kernel"])
     if "down_bias" in p:
       x += p["down_bias"][None, None]
-    read, shared = jnp.split(x, p["norm_scale"].shape, axis=2)
-    square = jnp.mean(jnp.square(read), axis=2, keepdims=True)
-    read *= jax.lax.rsqrt(square + EPSILON) * p["norm_scale"][None, None]
+    latent, shared = jnp.split(x, p["norm_scale"].shape, axis=2)
+    square = jnp.mean(jnp.square(latent), axis=2, keepdims=True)
+    latent *= jax.lax.rsqrt(square + EPSILON) * p["norm_scale"][None, None]
     return {
-      "latent": read.astype(inputs.dtype),
+      "latent": latent.astype(inputs.dtype),
       "shared_key": shared.astype(inputs.dtype),
     }
 
@@ -239,45 +240,45 @@ def latent(
     call = accepted_options("latent", latent_attention, call, own=own)
     if key is not None:
       raise ValueError(
-        "key: latent attention makes its keys from `latent`; expected None"
+        "key: latent attention computes its keys from `latent`; expected None"
       )
-    check_given("latent", call, "latent", "shared_key")
-    read = call.pop("latent")
-    if read.shape[1] != query.shape[1]:
+    check_gates("latent", call, "latent", "shared_key")
+    latent = call.pop("latent")
+    if latent.shape[1] != query.shape[1]:
       raise ValueError(
         "query: expected query and key of one sequence, got lengths "
-        f"{query.shape[1]} and {read.shape[1]}; use dense attention across"
+        f"{query.shape[1]} and {latent.shape[1]}; for cross-attention use dense"
       )
     options = {"value": value, **kernels(variables), **call}
-    return latent_attention(query, read, **options)
+    return latent_attention(query, latent, **options)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     p = variables["params"]
     size = p["norm_scale"].shape[0]
     widths = size, p["down_kernel"].shape[1] - size
-    read, shared = (jnp.zeros((batch, max_length, w), dtype) for w in widths)
-    return LatentCache(read, shared, jnp.zeros((batch,), jnp.int32))
+    latent, shared = (jnp.zeros((batch, max_length, w), dtype) for w in widths)
+    return LatentCache(latent, shared, jnp.zeros((batch,), jnp.int32))
 
   def decode(
     variables, cache, query, key, value, *, latent, shared_key, scale=None
   ):
     del key
     if value is not None:
-      raise ValueError("value: expected None, which the cache has no place for")
-    slots = jnp.arange(cache.latent.shape[1])[None, :]
-    here = slots == cache.index[:, None]
-    read = layout.write(cache.latent, latent, here)
-    shared = layout.write(cache.shared_key, shared_key, here)
+      raise ValueError("value: expected None, as the cache stores no values")
+    positions = jnp.arange(cache.latent.shape[1])[None, :]
+    is_new = positions == cache.index[:, None]
+    latents = layout.write(cache.latent, latent, is_new)
+    shared = layout.write(cache.shared_key, shared_key, is_new)
     out: Any = latent_attention(
       query,
-      read,
+      latents,
       shared_key=shared,
-      mask=(slots <= cache.index[:, None])[:, None, None],
+      mask=(positions <= cache.index[:, None])[:, None, None],
       scale=scale,
       absorbed=True,
       **kernels(variables),
     )
-    return out, LatentCache(read, shared, cache.index + 1)
+    return out, LatentCache(latents, shared, cache.index + 1)
 
   def prefill(
     variables,

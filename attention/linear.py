@@ -1,6 +1,6 @@
 """Linear attention with any feature map (Katharopoulos et al., 2020).
 
-This module computes the features. `features` sums them over the keys.
+This file computes the features; `attention.recurrent.features` sums them over the keys.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,21 +23,21 @@ from attention.platform.layout import zero_masked
 from attention.recurrent.features import (
   FeatureMap,
   attend,
-  empty,
-  read_all,
+  empty_state,
+  query_state,
   root_scale,
-  state_after,
+  update_state,
   visible_keys,
 )
 
 Function = Callable[[Array], Array]
-"""Maps `[..., H]` to `[..., M]`, row by row; no product of two rows is below 0."""
+"""Maps `[..., H]` to `[..., M]`, row by row, with nonnegative products of rows."""
 
 
 def elu_plus_one(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
   """elu(x) + 1: x + 1 above 0, e^x below; the paper's feature map.
 
-  It is not `jax.nn.elu(x) + 1`, which has lost half its digits at x = −8.
+  Unlike `jax.nn.elu(x) + 1`, it loses no precision for x far below 0.
   """
   return jnp.where(x > 0.0, x + 1.0, jnp.exp(jnp.where(x > 0.0, 0.0, x)))
 
@@ -49,7 +49,7 @@ def relu(x: Float[Array, "*A"]) -> Float[Array, "*A"]:
 
 
 def hedgehog_features(x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
-  """[softmax(x), softmax(−x)] of vectors already multiplied by W; M = 2H.
+  """[softmax(x), softmax(−x)], where x is already multiplied by W; M = 2H.
 
   Paper: The hedgehog & the porcupine, arXiv:2402.04347.
   """
@@ -60,7 +60,7 @@ def taylor_features(x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
   """[1, y, y ⊗ y / √2] with y = x / H^¼; M = 1 + H + H·(H+1)/2.
 
   With s = q·k/√H, φ(q)·φ(k) = 1 + s + s²/2, the second-order Taylor polynomial of e^s,
-  which is at least 1/2. The products y_i y_j and y_j y_i are one feature.
+  which is at least 1/2. The equal products y_i y_j and y_j y_i are one feature.
 
   Paper: Simple linear attention language models balance the recall-throughput tradeoff
   (Based), arXiv:2402.18668, section 3.1.
@@ -83,7 +83,7 @@ FEATURE_MAPS: Mapping[str, Function] = MappingProxyType(
     "taylor": taylor_features,
   }
 )
-"""The names that `linear` takes in a config."""
+"""The names that `linear` accepts in a config."""
 
 
 @attention_function
@@ -99,7 +99,7 @@ def linear_attention(
   block_size: int | None = None,
   axis_name: str | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Replaces softmax's kernel with a product of features; linear in length.
+  """Replaces the softmax kernel with a product of features; linear in length.
 
     out = linear_attention(q, k, v, is_causal=True)
 
@@ -112,16 +112,16 @@ def linear_attention(
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row; no φ(q)·φ(k)
-      may be below 0. Gradients flow to arrays that it closes over. `hedgehog_features` is
-      for queries and keys that are already projected.
+    feature_map: φ, from `[..., H]` to `[..., M]` in float32, row by row, such that
+      φ(q)·φ(k) ≥ 0. Gradients flow to arrays that it closes over. `hedgehog_features`
+      expects queries and keys that are already projected.
     mask: key mask `[B, 1, 1, S]`.
-    scale: None is φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
-    block_size: R, the number of positions of a step, or, in the causal form, C, that of
-      a chunk, raised to a power of two. It affects only rounding. None is the
-      platform's choice.
-    axis_name: mesh axis inside `jax.shard_map`. Shards exchange only the state.
-    is_causal: query t sees keys s ≤ t only.
+    scale: None means φ(x), as in the paper; otherwise φ(√scale · x), scale > 0.
+    block_size: R, the number of positions of a step, or, in the causal form, C, the
+      number of positions of a chunk, rounded up to a power of two. It affects only
+      rounding. None means the platform's choice.
+    axis_name: mesh axis inside `jax.shard_map`. Devices exchange only states.
+    is_causal: query t sees only keys s ≤ t.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`; features and sums are float32. A query that
@@ -135,9 +135,9 @@ def linear_attention(
   the causal form for each C. C is `scan.CHUNK` and R is `features.BLOCK`; on a GPU
   or TPU a step has as many of them as the budget of `attention.platform.backend` allows.
 
-  Departs from its paper in masks, in grouped heads, and in that it adds no epsilon to
-  the normaliser. Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9;
-  Hedgehog, arXiv:2402.04347; Based, arXiv:2402.18668.
+  Differs from the paper in masks, grouped heads, and a normaliser without epsilon.
+  Papers: Transformers are RNNs, arXiv:2006.16236, equations 5 and 9; Hedgehog,
+  arXiv:2402.04347; Based, arXiv:2402.18668.
   """
   phi = _feature_map(scale, query.shape[-1], feature_map=feature_map)
   return attend(
@@ -164,7 +164,7 @@ def _feature_map(scale, head_dim, *, feature_map) -> FeatureMap:
   if len(shape) != 1:
     raise ValueError(
       "feature_map: expected a function of [..., H] to [..., M], got "
-      f"{shape} for [{head_dim}]; it must keep the axes before the last"
+      f"{shape} for [{head_dim}]; only the last axis may change"
     )
   function, params = feature_map, []
   if not any(feature_map is named for named in FEATURE_MAPS.values()):
@@ -174,8 +174,8 @@ def _feature_map(scale, head_dim, *, feature_map) -> FeatureMap:
   if scale is None:
     return FeatureMap(function, shape[0], params=params)
 
-  def scaled(x, root, *params):
-    return function(x * root, *params)
+  def scaled(x, root_of_scale, *params):
+    return function(x * root_of_scale, *params)
 
   params = [root_scale(scale, head_dim), *params]
   return FeatureMap(scaled, shape[0], params=params)
@@ -194,9 +194,9 @@ def project_heads(
   x: Float[Array, "B T N H"],
   keep: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T N H"]:
-  """Multiplies each head of `x` by its matrix W, features of `x` first, in float32.
+  """Multiplies each head of `x` by its matrix W (input features first), in float32.
 
-  Rows that `keep` excludes count as zero, also in the gradient of W.
+  Rows that `keep` excludes are zero, also in the gradient of W.
   """
   x = zero_masked(x, keep)
   x, kernel = x.astype(jnp.float32), kernel.astype(jnp.float32)
@@ -222,7 +222,7 @@ def feature_mechanism(
   project: Callable[..., tuple[Array, Array]] | None = None,
   sizes: Hyperparameters | None = None,
 ) -> Attention:
-  """Builds a linear-attention mechanism, whose cache is a state.
+  """Builds a mechanism of linear attention, whose cache is a state.
 
   Args:
     name: the mechanism's name.
@@ -231,21 +231,21 @@ def feature_mechanism(
     own: `variables -> options`, the options of `function` that the mechanism sets.
     init: the mechanism's `init`.
     project: `(variables, query, key, *, keep) -> (query, key)`, applied before the
-      features; `keep [B, S]` has the unmasked keys, None is all.
+      features; `keep [B, S]` selects the unmasked keys, None means all.
     sizes: the mechanism's `sizes`.
   """
-  whole = make_apply(name, function, own)
+  attend_all = make_apply(name, function, own)
 
-  def qk_of(variables, *qk, keep):
+  def project_qk(variables, *qk, keep):
     return qk if project is None else project(variables, *qk, keep=keep)
 
   def apply(variables, query, key, value, **call):
     if project is None:
-      return whole(variables, query, key, value, **call)
+      return attend_all(variables, query, key, value, **call)
     checks.check_qkv(query, key, value)
     keep = visible_keys(call.get("mask"), query, key)
     qk = project(variables, query, key, keep=keep)
-    return whole(variables, *qk, value, **call).astype(query.dtype)
+    return attend_all(variables, *qk, value, **call).astype(query.dtype)
 
   def map_features(variables, x, scale):
     return feature_map(scale, x.shape[-1], **own(variables))
@@ -253,19 +253,19 @@ def feature_mechanism(
   def init_cache(variables, batch, max_length, dims, dtype):
     del max_length, dtype
     phi = feature_map(None, dims.head_dim, **own(variables))
-    return empty(batch, dims.num_kv_heads, phi, dims.values)
+    return empty_state(batch, dims.num_kv_heads, phi, dims.values)
 
   def prefill(variables, state, query, key, value, lengths, *, scale=None):
     keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
-    _, key = qk_of(variables, query, key, keep=keep)
+    _, key = project_qk(variables, query, key, keep=keep)
     phi = map_features(variables, key, scale)
-    return state_after(phi, state, (key, value, keep))
+    return update_state(phi, state, (key, value, keep))
 
   def decode(variables, state, query, key, value, *, scale=None):
     lengths = jnp.ones(key.shape[0], jnp.int32)
     state = prefill(variables, state, query, key, value, lengths, scale=scale)
-    queries, _ = qk_of(variables, query, key, keep=None)
-    out = read_all(map_features(variables, query, scale), state, queries)
+    queries, _ = project_qk(variables, query, key, keep=None)
+    out = query_state(map_features(variables, query, scale), state, queries)
     return out.astype(query.dtype), state
 
   return Attention(
@@ -288,20 +288,19 @@ def linear(feature_map: str | Function = "elu") -> Attention:
   """The mechanism of `linear_attention`.
 
   Args:
-    feature_map: a name in `FEATURE_MAPS`, or a function as for `linear_attention`.
-      'hedgehog' is φ(x) = [softmax(W x), softmax(−W x)] with a
-      trained W for each query head and each key head, in `params` as
-      `query_kernel [N, H, H]` and `key_kernel [K, H, H]`, which start as the
-      identity (Hedgehog, arXiv:2402.04347). 'taylor' is `taylor_features`, whose
-      queries and keys should be narrow: Based has 16 channels a head, and layers of
-      `sliding_window` between.
+    feature_map: a name in `FEATURE_MAPS`, or a function as in `linear_attention`.
+      'hedgehog' is φ(x) = [softmax(W x), softmax(−W x)] with a trained W for each query
+      head and each key head, in `params` as `query_kernel [N, H, H]` and
+      `key_kernel [K, H, H]`, initially the identity (Hedgehog, arXiv:2402.04347).
+      'taylor' is `taylor_features`, for narrow queries and keys: Based has 16 channels
+      per head, and layers of `sliding_window` in between.
 
   Returns:
-    An `Attention` that decodes with one state of K·M·(H+1) numbers for each
-    example. It has variables for 'hedgehog' only.
+    An `Attention` that decodes with one state of K·M·(H+1) numbers per example. It has
+    variables only for 'hedgehog'.
 
   Raises:
-    ValueError: `feature_map` is an unknown name, or no function.
+    ValueError: `feature_map` is neither a known name nor a function.
   """
   is_trained = feature_map == "hedgehog"
   if isinstance(feature_map, str):

@@ -32,84 +32,83 @@ def linformer_attention(
   axis_name: str | None = None,
   return_lse: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Array, Array]:
-  """Attends to R learned mixtures of the keys and values: softmax(Q (EᵀK)ᵀ) (FᵀV).
+  """Attends to R learned projections of keys and values: softmax(Q (EᵀK)ᵀ) (FᵀV).
 
     out = linformer_attention(q, k, v, key_projection=e, value_projection=f)
 
-  Row s of E (and F) holds the share of position s in each of the R mixtures, so
-  a shorter input uses the first S rows. Masked keys and values are set to zero
-  before the projection, so they contribute nothing to any mixture.
+  Row s of E (and F) has the weights of position s in the R projected keys (values), so
+  a shorter input uses the first S rows. Masked keys and values are set to zero before
+  the projection, so they do not contribute.
 
   Args:
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    key_projection: E, `[S', R]` for all heads, or `[K, S', R]` with one for
-      each key head; S' ≥ S.
-    value_projection: F, of the same form; None uses E for the values as well.
+    key_projection: E, `[S', R]` for all heads, or `[K, S', R]`, one for each key head;
+      S' ≥ S.
+    value_projection: F, of the same shape; None uses E for the values as well.
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because each of the R rows mixes all positions.
-    block_size: C, the number of queries in a block; None is the platform's choice.
-    scale: factor of the logits; None is 1/√H.
+    block_size: C, the number of queries in a block; None means the platform's choice.
+    scale: factor of the logits; None means 1/√H.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the R
-    logits. An example whose keys are all masked gets zeros, and −∞.
+    `[B, T, N, V]`, with `return_lse` also the log-sum-exp `[B, T, N]` of the R logits.
+    For an example whose keys are all masked they are zeros and −∞.
 
   Raises:
-    ValueError: the input is longer than the projection, the mask varies along
-      queries, or the call is causal.
+    ValueError: the input is longer than the projection, the mask varies along queries,
+      or the call is causal.
 
   Cost: time (S·K + T·N)·R·(H+V); memory in addition to the arguments
   B·N·R·(H+V+C) float32 for blocks of C queries, B copies of E and F and their
-  gradients, and with one for each key head a copy of key and value.
+  gradients, and, with one for each key head, a copy of key and value.
 
-  Departs from its paper in masks and in inputs shorter than the projection,
-  which the paper does not discuss.
+  Extends the paper to masks and to inputs shorter than the projection.
 
   Paper: Linformer, section 4, arXiv:2006.04768.
   """
   if is_causal:
     raise ValueError(
-      "is_causal: Linformer mixes all positions in each of its R rows, so it "
-      "has no causal form; use dense, sliding_window or performer attention"
+      "is_causal: expected False, got True; each of Linformer's R rows mixes all "
+      "positions; use dense, sliding_window or performer attention"
     )
   if value_projection is None:
     value_projection = key_projection
   devices, length = 1, key.shape[1]
   if axis_name is not None:
     devices = jax.lax.axis_size(axis_name)
-  # Up to D − 1 positions are added to a sequence that D devices do not divide.
-  least = devices * length - (devices - 1)
-  _check_projection("key_projection", key_projection, key, least)
-  _check_projection("value_projection", value_projection, key, least)
+  # A sequence that D devices do not divide is padded by up to D − 1 positions.
+  min_rows = devices * length - (devices - 1)
+  _check_projection("key_projection", key_projection, key, min_rows)
+  _check_projection("value_projection", value_projection, key, min_rows)
   rank = key_projection.shape[-1]
   if rank != value_projection.shape[-1]:
     raise ValueError(
       f"value_projection: expected the rank of key_projection, {rank}, got "
       f"{value_projection.shape[-1]}"
     )
-  keep = checks.key_mask(mask, query, key, _NO_POSITIONS)
+  keep = checks.key_mask(mask, query, key, _INSTEAD)
 
-  def mix(projection, x):
+  def project(projection, x):
     if axis_name is None:
-      return _mixtures(projection, x, keep)
-    # Each device mixes its own positions by their rows of the projection, with zeros
-    # after the last row. All devices then attend to the sums, R rows per key head.
+      return _project(projection, x, keep)
+    # Each device projects its own positions, with zeros after the last row of the
+    # projection. All devices then attend to the sums, R rows per key head.
     positions = jax.lax.axis_index(axis_name) * length + jnp.arange(length)
     own = projection.at[..., positions, :].get(mode="fill", fill_value=0)
-    return jax.lax.psum(_mixtures(own, x, keep), axis_name)
+    return jax.lax.psum(_project(own, x, keep), axis_name)
 
   keys, values = (
-    mix(projection, x).astype(dtype)
+    project(projection, x).astype(dtype)
     for projection, x, dtype in (
       (key_projection, key, query.dtype),
       (value_projection, value, value.dtype),
     )
   )
-  # Every mixture is visible, unless all keys are masked.
+  # Every projected key is visible, unless all keys are masked.
   visible = Visible()
   if keep is not None:
     has_keys = jnp.any(keep, axis=1, keepdims=True)
@@ -127,12 +126,12 @@ def linformer_attention(
   return (out, lse) if return_lse else out
 
 
-_NO_POSITIONS = (
-  "projected keys no longer have positions; use dense attention for such a mask"
+_INSTEAD = (
+  "projected keys have no positions; use dense attention for such a mask"
 )
 
 
-def _mixtures(
+def _project(
   projection: Float[Array, "*K P R"],
   x: Float[Array, "B S K F"],
   keep: Bool[Array, "B S"] | None,
@@ -141,7 +140,7 @@ def _mixtures(
   x = zero_masked(x, keep)
 
   def mix(rows, x):
-    # With one E per example, both gradients are plain products as well.
+    # With one E per example, both gradients are also plain products.
     rows = jnp.broadcast_to(rows, (x.shape[0], *rows.shape))
     return jnp.einsum(
       "bsr,bsf->brf", rows, x, preferred_element_type=jnp.float32
@@ -177,19 +176,18 @@ def linformer(
 
   Args:
     rank: R.
-    shared: keys and values share one projection (the paper's "key-value
+    shared: whether keys and values share one projection (the paper's "key-value
       sharing").
-    per_head: one projection for each key/value head; else one for all heads of
-      the layer (the paper's "headwise sharing").
+    per_head: whether each key/value head has its own projection; otherwise all heads of
+      the layer share one (the paper's "headwise sharing").
 
   Returns:
-    An `Attention` whose projections are trained. They are drawn from N(0, 1/R),
-    as in the paper's theorem, so that projected logits start at the scale of
-    unprojected ones.
+    An `Attention` whose projections are trained. They are drawn from N(0, 1/R), as in
+    the paper's theorem, so that initial logits have the scale of unprojected ones.
 
   Raises:
-    ValueError: `rank` < 1, or a flag that is neither True nor False; by `init`,
-      a rank larger than the sequence.
+    ValueError: `rank` < 1, or a flag is neither True nor False; by `init`, the rank is
+      larger than the sequence.
   """
   names = (
     ["key_projection"] if shared else ["key_projection", "value_projection"]

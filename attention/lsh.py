@@ -27,11 +27,11 @@ from attention.platform import backend, layout
 from attention.softmax import dropout
 from attention.softmax.cache import prompt_rows
 from attention.softmax.hashing import (
-  by_position,
   check_buckets,
   hash_buckets,
   lsh_rotations,
   sort_by_bucket,
+  unsort,
 )
 from attention.softmax.rows import (
   Output,
@@ -73,10 +73,10 @@ def lsh_attention(
   Causal: j is in P_i^(r) iff both are in one bucket, j < i, and fewer than
   C - 1 tokens of that bucket lie between them.
 
-  Segments: tokens are sorted by (segment, bucket, position), and i and j agree in
-  both. A causal packed example gives the same result as alone. In both directions
-  it does where the number of unmasked tokens of lower segment ids is a multiple of
-  C; elsewhere it may lose or gain a few pairs.
+  Segments: tokens are sorted by (segment, bucket, position), and i and j must agree in
+  segment and bucket. In causal calls, a packed example gives the same result as alone.
+  In both directions it does only if the number of unmasked tokens with lower segment
+  ids is a multiple of C; otherwise it may lose or gain a few pairs.
 
   Args:
     query: `[B, T, N, H]`, queries and, normalised, keys.
@@ -84,24 +84,24 @@ def lsh_attention(
     rotations: R, `[rounds, H, buckets/2]`, drawn by `lsh_rotations` and the same for
       all heads; a last axis of 0 is one bucket. Evaluation may use more rounds than
       training.
-    chunk_size: C ≥ 1; the paper takes twice the mean size of a bucket.
+    chunk_size: C ≥ 1; the paper uses twice the mean size of a bucket.
     mask: token mask, broadcastable to `[B, 1, 1, T]`, True = attend. No token sees a
-      masked token, and masked tokens do not affect the chunks of others. Their own
-      output is zeros, because query and key are one array.
+      masked token, and masked tokens do not affect the chunks of others. They output
+      zeros, because query and key are one array.
     is_causal: token i sees j ≤ i only.
-    scale: factor of the logits; None is 1/√H, as in the paper's formulas. Since keys
+    scale: factor of the logits; None means 1/√H, as in the paper's formulas. Since keys
       have length 1, weights in a bucket are then nearly uniform until training
       lengthens the queries; the authors' code uses 1.
     query_segment_ids: `[B, T]`; a token sees tokens of its own segment only.
-    key_segment_ids: the same ids again. A token whose two ids differ sees no token.
-    dropout_rate: share of attention weights that are set to zero; a token's weight for
-      itself may drop as well.
+    key_segment_ids: the same ids. A token whose two ids differ sees no token.
+    dropout_rate: fraction of the attention weights that are set to zero; this
+      includes a token's weight for itself.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, with `return_lse` also the log-sum-exp
-    `[B, T, N]`, as `flash_attention`. Buckets have no derivative. The gradient
+    `[B, T, N]`, as in `flash_attention`. Buckets have no derivative. The gradient
     of a query is the sum of that as a query and that as a key.
 
   Cost: time T·N·(C·(H+V) + H·buckets + log T) a round, so it is linear in T
@@ -109,7 +109,7 @@ def lsh_attention(
   arrays of B·T·N·(H+V) float32, B·T·N·V float32 for each round, and for a step of G
   chunks of every head B·N·G·2C·(C+H+V) float32, which `attention.platform.backend` bounds.
 
-  Departs from its paper in the causal form. The paper cuts chunks from the sorted
+  Differs from the paper in the causal form. The paper cuts chunks from the sorted
   sequence of all tokens, so that future tokens in earlier buckets decide which past
   tokens share a chunk with i. Here distance is counted inside the bucket, which costs
   the same and depends only on the past, so decoding is exact. In the paper's code, but
@@ -122,7 +122,7 @@ def lsh_attention(
       f"rotations: expected at least one round, got shape {rotations.shape}"
     )
   length, num_heads, head_dim = query.shape[1:]
-  instead = "tokens are sorted once; dense attention takes masks that vary"
+  instead = "tokens are sorted once; dense attention supports masks that vary"
   keep = checks.key_mask(mask, query, query, instead)
   query, value = (layout.zero_masked(x, keep) for x in (query, value))
   factor = _key_factors(query, checks.softmax_scale(scale, head_dim))
@@ -132,8 +132,8 @@ def lsh_attention(
   chunk_size = min(chunk_size, length)
   width = chunk_size if is_causal else 2
   code = (place if is_causal else place // chunk_size) + width * (place - rank)
-  # Below 0, the code of padding: no token sees a larger code.
-  code = by_position(code - jnp.iinfo(code.dtype).max, order)
+  # All codes are below 0, the code of padding, and no token sees a larger code.
+  code = unsort(code - jnp.iinfo(code.dtype).max, order)
   attend = partial(
     _attend_round,
     (query, factor, value, code.transpose(1, 3, 2, 0)),
@@ -141,14 +141,14 @@ def lsh_attention(
     width,
     (dropout_rate, dropout_rng),
   )
-  parts = jax.lax.map(
+  results = jax.lax.map(
     jax.checkpoint(attend, prevent_cse=False),
-    (jnp.arange(len(order)), order, by_position(place, order)),
+    (jnp.arange(len(order)), order, unsort(place, order)),
   )
-  parts = merge(*zip(*parts, strict=True))
-  out, lse = (jnp.swapaxes(x, 1, 2) for x in parts)
+  results = merge(*zip(*results, strict=True))
+  out, lse = (jnp.swapaxes(x, 1, 2) for x in results)
   is_alone = lse == -jnp.inf
-  # The weight of a token for itself: 1, or NaN where the token is NaN.
+  # The weight of a token for itself: 1, or NaN if the token is NaN.
   own = jnp.exp(factor - factor)
   if dropout_rate:
     own *= dropout.factors(dropout_rng, dropout_rate, own.shape, len(order), 0)
@@ -157,8 +157,8 @@ def lsh_attention(
   squares = jnp.sum(jnp.square(query.astype(jnp.float32)), axis=-1)
   lse = jnp.where(is_alone, factor * squares, lse)
   if query_segment_ids is not None and key_segment_ids is not None:
-    is_one = query_segment_ids == key_segment_ids
-    keep = is_one if keep is None else keep & is_one
+    same_segment = query_segment_ids == key_segment_ids
+    keep = same_segment if keep is None else keep & same_segment
   if keep is not None:
     out = jnp.where(keep[:, :, None, None], out, 0)
     lse = jnp.where(keep[:, :, None], lse, -jnp.inf)
@@ -173,12 +173,12 @@ def _attend_round(
   dropout_options: tuple[float, Array | None],
   round_: tuple[Int[Array, ""], Int[Array, "B N T"], Int[Array, "B N T"]],
 ) -> tuple[Float[Array, "B N T V"], Float[Array, "B N T"]]:
-  """(out, lse) of the pairs that this round is the first to include.
+  """(out, lse) of the pairs that occur in this round for the first time.
 
   Args:
     tokens: queries, factors of keys, values and codes of all rounds.
     chunk_size: C.
-    width: a token sees another if their codes differ by less than this.
+    width: a token sees another if its code is larger by less than this.
     dropout_options: the rate and the key.
     round_: its number, the token at each place, and the place of each token.
   """
@@ -187,7 +187,7 @@ def _attend_round(
   batch, num_heads, length = order.shape
   widest = max(chunk_size, tokens[0].shape[-1], tokens[2].shape[-1])
   row_bytes = 4 * batch * num_heads * 2 * widest
-  most = max(backend.rows_at_once(row_bytes, length) // chunk_size, 1)
+  most = max(backend.rows_per_tile(row_bytes, length) // chunk_size, 1)
   count = -(-length // chunk_size)
   steps = -(-count // most)
   chunks_per_step = -(-count // steps)
@@ -201,28 +201,29 @@ def _attend_round(
     for x in tokens
   ]
   numbers = jnp.arange(steps * chunks_per_step).reshape(steps, chunks_per_step)
-  others = ~jnp.eye(chunk_size, 2 * chunk_size, chunk_size, dtype=bool)
+  not_self = ~jnp.eye(chunk_size, 2 * chunk_size, chunk_size, dtype=bool)
 
   def is_near(code):
-    ahead = code[..., chunk_size:, None] - code[..., None, :]
-    return (ahead >= 0) & (ahead < width)
+    difference = code[..., chunk_size:, None] - code[..., None, :]
+    return (difference >= 0) & (difference < width)
 
   @partial(jax.checkpoint, prevent_cse=False)
-  def step(before, inputs):
+  def step(previous, inputs):
     numbers, own = inputs
     query, factor, value, code = (
       jnp.concatenate([jnp.concatenate([x[:, :, None], y[:, :, :-1]], 2), y], 3)
-      for x, y in zip(before, own, strict=True)
+      for x, y in zip(previous, own, strict=True)
     )
-    visible = is_near(code[..., r]) & others[None, None, None]
+    visible = is_near(code[..., r]) & not_self[None, None, None]
     for earlier in range(code.shape[-1] - 1):
       visible &= ~is_near(code[..., earlier]) | (earlier >= r)
-    kept = None
+    factors = None
     if rate:
       shape = (batch, num_heads, 1, chunk_size, 2 * chunk_size)
-      # By chunk, because the platform decides how many chunks are one step.
+      # Drawn for each chunk, because the number of chunks of a step depends on the
+      # platform.
       draw = partial(dropout.factors, rng, rate, shape, r)
-      kept = jax.vmap(draw, out_axes=2)(numbers)
+      factors = jax.vmap(draw, out_axes=2)(numbers)
     # Every query head has its own keys.
     results = block_attention(
       query[:, :, :, chunk_size:, None],
@@ -230,7 +231,7 @@ def _attend_round(
       value[:, :, :, None],
       scale=factor[:, :, :, None, None, None],
       visible=visible[:, :, :, None, None],
-      kept=kept if kept is None else kept[:, :, :, None],
+      dropout_factors=factors if factors is None else factors[:, :, :, None],
     )
     return [x[:, :, -1] for x in own], [
       x.reshape(batch, num_heads, rows, *x.shape[5:]) for x in results
@@ -241,8 +242,8 @@ def _attend_round(
   _, results = jax.lax.scan(step, first, (numbers, chunks))
 
   def unsort(x, place):
-    at = x.at[place // rows, place % rows]
-    return at.get(mode="promise_in_bounds", unique_indices=True)
+    rows_at = x.at[place // rows, place % rows]
+    return rows_at.get(mode="promise_in_bounds", unique_indices=True)
 
   unsort_all = jax.vmap(jax.vmap(unsort, (1, 0)), (1, 0))
   return unsort_all(results[0], place), unsort_all(results[1], place)
@@ -251,7 +252,7 @@ def _attend_round(
 def _key_factors(
   vector: Float[Array, "B T N H"], scale: float | Float[Array, ""]
 ) -> Float[Array, "B T N"]:
-  """The factor that makes x_i·x_j a logit: scale / |x_j|; finite for x_j = 0."""
+  """The factor that turns x_i·x_j into a logit: scale / |x_j|, or 0 for x_j = 0."""
   squares = jnp.sum(jnp.square(vector.astype(jnp.float32)), axis=-1)
   # The inner `where` keeps the derivative of the root finite at 0.
   norm = jnp.sqrt(jnp.where(squares == 0.0, 1.0, squares))
@@ -265,7 +266,7 @@ class LshCache(NamedTuple):
     vector: `[B, S, N, H]`, queries and keys.
     value: `[B, S, K, V]`.
     bucket: `[B, S, N, rounds]`.
-    rank: `[B, S, N, rounds]`, how many earlier tokens share the bucket.
+    rank: `[B, S, N, rounds]`, the number of earlier tokens in the same bucket.
     index: `[B]`, the number of positions seen.
   """
 
@@ -285,14 +286,14 @@ def lsh(
 
   Args:
     num_rounds: the number of hash rounds.
-    num_buckets: an even number, or 1; None is 2·⌈max_length / chunk_size⌉, so that a
+    num_buckets: an even number, or 1; None means 2·⌈max_length / chunk_size⌉, so that a
       chunk is twice the mean size of a bucket, as in the paper. Hashing then
-      costs T·H·T/C: fix the number where time must stay linear in T.
+      costs T·H·T/C: set a number to keep time linear in T.
     chunk_size: C.
 
   Returns:
-    An `Attention` whose rotations are in `constants`, drawn by `init`. Its
-    `apply` and `decode` expect None as `key`. A step of decoding takes time
+    An `Attention` whose rotations are drawn by `init` and stored in `constants`. Its
+    `apply` and `decode` expect None as `key`. A decoding step takes time
     S·N·(H+V+rounds) at any position.
   """
   check_buckets(num_buckets or 1)
@@ -307,7 +308,7 @@ def lsh(
     )
     return {"constants": {"rotations": rotations}}
 
-  def rotations_of(variables, query):
+  def get_rotations(variables, query):
     if num_buckets == 1:
       return jnp.zeros((num_rounds, query.shape[-1], 0), jnp.float32)
     return variables["constants"]["rotations"]
@@ -315,8 +316,8 @@ def lsh(
   def apply(variables, query, key, value, **call) -> Any:
     _check_key(key)
     call = accepted_options("lsh", function, call, own=("rotations",))
-    own = rotations_of(variables, query)
-    return function(query, value, rotations=own, **call)
+    rotations = get_rotations(variables, query)
+    return function(query, value, rotations=rotations, **call)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
@@ -334,34 +335,37 @@ def lsh(
     del scale  # The cache stores no logits.
     _check_key(key)
     query, value = (prompt_rows(x, lengths) for x in (query, value))
-    bucket = hash_buckets(query, rotations_of(variables, query))
+    bucket = hash_buckets(query, get_rotations(variables, query))
     order, rank = sort_by_bucket(bucket)
-    rank = by_position(rank, order)
-    now = query, value, *(x.transpose(1, 3, 2, 0) for x in (bucket, rank))
-    rows = map(layout.put, cache[:4], now, (0,) * 4)
+    rank = unsort(rank, order)
+    prompt = query, value, *(x.transpose(1, 3, 2, 0) for x in (bucket, rank))
+    rows = map(layout.put, cache[:4], prompt, (0,) * 4)
     return LshCache(*rows, index=lengths)
 
   def decode(variables, cache, query, key, value, *, scale=None):
     _check_key(key)
-    # A past token is visible iff, in some round, it is in the same bucket and its
-    # rank there is less than `chunk_size` behind.
-    bucket = hash_buckets(query, rotations_of(variables, query))
+    # A past token is visible iff, in some round, it is in the same bucket and its rank
+    # is lower by less than `chunk_size`.
+    bucket = hash_buckets(query, get_rotations(variables, query))
     bucket = bucket.transpose(1, 3, 2, 0)
-    slots = jnp.arange(cache.vector.shape[1])[None, :]
+    positions = jnp.arange(cache.vector.shape[1])[None, :]
     index = cache.index[:, None]
-    same = (cache.bucket == bucket) & (slots < index)[..., None, None]
-    rank = jnp.sum(same, axis=1, keepdims=True, dtype=jnp.int32)
-    seen = jnp.any(same & (rank - cache.rank < chunk_size), axis=-1)
-    here = slots == index
-    seen |= here[..., None] & ~jnp.any(seen, axis=1, keepdims=True)
-    now = query, value, bucket, rank
-    rows = map(layout.write, cache[:4], now, (here,) * 4)
+    same_bucket = cache.bucket == bucket
+    same_bucket &= (positions < index)[..., None, None]
+    rank = jnp.sum(same_bucket, axis=1, keepdims=True, dtype=jnp.int32)
+    visible = jnp.any(same_bucket & (rank - cache.rank < chunk_size), axis=-1)
+    is_new = positions == index
+    visible |= is_new[..., None] & ~jnp.any(visible, axis=1, keepdims=True)
+    token = query, value, bucket, rank
+    rows = map(layout.write, cache[:4], token, (is_new,) * 4)
     cache = LshCache(*rows, index=cache.index + 1)
     scale = checks.softmax_scale(scale, query.shape[-1])
     logits = layout.dot("BTNH,BSNH->BNTS", query, cache.vector)
     factor = _key_factors(cache.vector, scale)
-    factor, seen = (jnp.moveaxis(x, 1, 2)[:, :, None] for x in (factor, seen))
-    weights = masked_softmax(logits * factor, seen).astype(value.dtype)
+    factor, visible = (
+      jnp.moveaxis(x, 1, 2)[:, :, None] for x in (factor, visible)
+    )
+    weights = masked_softmax(logits * factor, visible).astype(value.dtype)
     batch, num_heads, _, length = weights.shape
     weights = weights.reshape(batch, value.shape[2], -1, length)
     values = cache.value.astype(value.dtype)
@@ -386,6 +390,6 @@ def lsh(
 def _check_key(key: Array | None) -> None:
   if key is not None:
     raise ValueError(
-      "key: lsh attention has one array for query and key, expected None; pass "
-      "it as query, or use dense attention for keys of their own"
+      "key: expected None, as lsh attention has one array for query and key; pass "
+      "it as query, or use dense attention for separate keys"
     )

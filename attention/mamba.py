@@ -1,4 +1,4 @@
-"""Mamba-1 (S6): a state whose every entry decays at a rate of its own."""
+"""Mamba-1 (S6): a state in which every entry has its own decay."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing
-from attention.recurrent.arrays import by_head, repeat_heads
+from attention.recurrent.arrays import prepare_arrays, repeat_heads
 from attention.recurrent.elementwise import elementwise_recurrence
 
 
@@ -30,15 +30,15 @@ def mamba_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]
 ):
-  """The selective scan: each query reads a state that decays entry by entry.
+  """The selective scan: each query reads a state whose entries decay separately.
 
     out = mamba_attention(c, b, x, step=delta, log_rate=log_rate)
 
     h_t = exp(−Δ_t ∘ e^A) ∘ h_{t−1} + k_t (Δ_t ∘ v_t)ᵀ        out_t = scale · h_tᵀ q_t
 
-  for each head. The paper's D channels are the N·V channels of all heads, its N entries
-  of a channel's state are H, its x is v, and its B and C are k and q, which all heads
-  share if Q = K = 1. Everything is float32 for inputs of any dtype.
+  for each head. The paper's D channels are the N·V channels of all heads, its state
+  size N is H, its x is v, and its B and C are k and q, which all heads share if
+  Q = K = 1. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -46,25 +46,25 @@ def mamba_attention(
     value: `[B, T, U, V]`.
     step: Δ for each channel, at least 0.
     log_rate: A, so that −e^A is the paper's A.
-    scale: None is 1.
-    initial_state: h before the first position; None is 0.
+    scale: None means 1.
+    initial_state: h before the first position; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
+    is_causal: must be True, because the recurrence runs forward.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`.
+  Results and errors: as in `gated_linear_attention`.
 
   Cost: time T·N·H·V; memory B·T·N·(H+V) and C states, with gradients also one state
   for each chunk of C = `scan.CHUNK` positions. A CPU computes a chunk position by
   position, other devices by an associative scan in log₂ C steps.
 
   Paper: Mamba: linear-time sequence modeling with selective state spaces,
-  arXiv:2312.00752, equations 2a and 2b, and algorithm 2. Departs from its zero-order
-  hold (equation 4) as its code does: B is multiplied by Δ.
+  arXiv:2312.00752, equations 2a and 2b, and algorithm 2. As in its code, B is
+  multiplied by Δ instead of the zero-order hold of equation 4.
   """
   query = repeat_heads(query, key, value)
-  (key, value, step), _, begins = by_head(
+  (key, value, step), _, starts = prepare_arrays(
     query,
     (key, value, step),
     log_decay=None,
@@ -81,7 +81,7 @@ def mamba_attention(
     jnp.exp(log_rate.astype(jnp.float32)),
     state,
     (scale * query.astype(jnp.float32), key, step, step * value),
-    None if begins is None else begins[..., 0, 0],
+    None if starts is None else starts[..., 0, 0],
   )
   out = out.astype(query.dtype)
   return (out, state) if return_state else out
@@ -103,7 +103,7 @@ def mamba(
   rank: int | None = None,
   norm_epsilon: float | None = None,
 ) -> Attention:
-  """Mamba-1's S6 layer, which computes its step, B and C from its inputs x, the queries.
+  """Mamba-1's S6 layer, with Δ, B and C computed from its inputs x, the queries.
 
     Δ_t = softplus(x_t · W₁ · W₂ + b_Δ)        B_t = x_t · W_B        C_t = x_t · W_C
     h_t = exp(−Δ_t ∘ e^A) ∘ h_{t−1} + B_t (Δ_t ∘ x_t)ᵀ
@@ -113,14 +113,15 @@ def mamba(
   scale is 1 unless a call sets it.
 
   Args:
-    state_size: the paper's N, entries of the state of a channel.
-    rank: R of W₁ and W₂; None is the paper's, one for sixteen features or channels.
-    norm_epsilon: ε of RMS norms without scales of x · W₁, B and C, as in Falcon Mamba;
-      None means no norms.
+    state_size: the paper's N, the size of the state of a channel.
+    rank: R of W₁ and W₂; None means the paper's F / 16, or a sixteenth of the channels
+      if F is unknown.
+    norm_epsilon: ε of the RMS norms of x · W₁, B and C, without scales, as in Falcon
+      Mamba; None means no norms.
 
   Returns:
-    An `Attention`, causal only, of which every function expects None as key and value;
-    `apply` takes other values as well. Its cache is one state of N·H·`state_size`
+    A causal `Attention`, all of whose functions expect None as key and value; `apply`
+    also accepts values. Its cache is one state of N·H·`state_size`
     numbers for each example. Its parameters are `step_down [N, H, R]`, `step_up
     [R, N, H]`, `step_bias [N, H]`, `key_kernel` (W_B) and `query_kernel` (W_C), each
     `[N, H, state_size]`, `log_rate` (A) `[N, state_size, H]` and `skip` (D) `[N, H]`.
@@ -129,8 +130,8 @@ def mamba(
     ValueError: `state_size` or `rank` is not a positive int, or `norm_epsilon` is not
       above 0.
 
-  Its model also has `short_convolution` with biases, `output_gate='silu'` and no
-  feed-forward network. Values of another width than H have the mean step and rate of
+  The paper's model also has `short_convolution` with biases, `output_gate='silu'` and
+  no feed-forward network. Values whose width is not H use the mean step and rate of
   their head. Paper: arXiv:2312.00752, algorithm 2 and section 3.6.
   """
   if norm_epsilon is not None and not norm_epsilon > 0.0:
@@ -165,22 +166,22 @@ def mamba(
     del axis_name  # The sequence is never sharded.
     x = key.astype(jnp.float32)
 
-    def read(name):
+    def project(name):
       y = jnp.tensordot(x, params[name], 2)
       return y if norm_epsilon is None else gates.rms_norm(y, norm_epsilon)
 
-    step = jnp.tensordot(read("step_down"), params["step_up"], 1)
+    step = jnp.tensordot(project("step_down"), params["step_up"], 1)
     step = jax.nn.softplus(step + params["step_bias"][None, None])
     out, state = mamba_attention(
-      read("query_kernel")[:, :, None],
-      read("key_kernel")[:, :, None],
+      project("query_kernel")[:, :, None],
+      project("key_kernel")[:, :, None],
       value.astype(jnp.float32),
-      step=gates.for_width(step, value),
-      log_rate=gates.for_width(params["log_rate"][None], value)[0],
+      step=gates.gate_per_channel(step, value),
+      log_rate=gates.gate_per_channel(params["log_rate"][None], value)[0],
       return_state=True,
       **options,
     )
-    skip = gates.for_width(params["skip"][None, None], value)
+    skip = gates.gate_per_channel(params["skip"][None, None], value)
     return out + skip * value, state
 
   def init_state(batch, dims):
@@ -190,4 +191,4 @@ def mamba(
   mechanism = gates.recurrent_mechanism(
     "mamba", recurrence, init=init, init_state=init_state, is_sharded=False
   )
-  return gates.from_query("mamba", mechanism)
+  return gates.query_only("mamba", mechanism)

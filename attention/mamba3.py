@@ -1,4 +1,4 @@
-"""Mamba-3: a recurrence with trapezoidal writes and rotated keys and queries."""
+"""Mamba-3: trapezoidal discretisation, and rotations of keys and queries."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from attention.decorators import attention_factory
 from attention.mechanism import Attention
 from attention.recurrent import gates
-from attention.recurrent.arrays import segment_begins
+from attention.recurrent.arrays import segment_starts
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention
 from attention.recurrent.scan import device_prefix, is_sequence_sharded
@@ -22,8 +22,8 @@ class Mamba3State(NamedTuple):
   Attributes:
     state: S.
     angle: the cumulative rotation angle, modulo 2π.
-    key: of the last position, rotated.
-    value: of the last position.
+    key: the rotated key of the last position.
+    value: the value of the last position.
   """
 
   state: Float[Array, "B N H V"]
@@ -44,17 +44,17 @@ def mamba3(
     S_t = α_t S_{t−1} + (1 − λ_t) Δ_t α_t k'_{t−1} v_{t−1}ᵀ + λ_t Δ_t k'_t v_tᵀ
     out_t = S_tᵀ q'_t + D v_t
 
-  where R rotates neighbouring pairs of the first 2P channels. The two writes discretise
-  an integral by the trapezoidal rule, which with λ = 1 is Mamba-2. The rotations are
-  the imaginary part of a complex decay. Rᵀ in place of R would give the results of −W_φ.
-  The paper calls k B, q C and v x. The scale is 1 unless a call sets it.
+  where R rotates neighbouring pairs of the first 2P channels. The two updates
+  discretise an integral by the trapezoidal rule; with λ = 1 it is Mamba-2. The
+  rotations are the imaginary part of a complex decay; Rᵀ in place of R is equivalent to
+  −W_φ. The paper's B, C and x are k, q and v. The scale defaults to 1.
 
   Args:
     rotary_fraction: 2P / H, above 0 and at most 1.
-    implementation: as `gated_linear`.
+    implementation: as in `gated_linear`.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is a `Mamba3State`. Its
+    A causal `Attention` with `gates`, whose cache is a `Mamba3State`. Its
     parameters are `step_kernel`, `decay_kernel`, `trapezoid_kernel`, each `[F, N]`,
     `angle_kernel [F, P]`, `step_bias`, `skip` (D), each `[N]`, `query_bias` and
     `key_bias`, each `[N, H]`.
@@ -63,16 +63,16 @@ def mamba3(
     ValueError: `rotary_fraction` is out of range; by `init`, it rotates no pair.
 
   Cost: that of `gated_linear_attention` with decays for each head, because the two
-  writes of k'_{t−1} v_{t−1}ᵀ are merged into one before the decay of t:
+  updates with k'_{t−1} v_{t−1}ᵀ are merged into one before the decay of t:
 
     U_t = α_{t−1} U_{t−1} + (λ_{t−1} Δ_{t−1} + (1 − λ_t) Δ_t) k'_{t−1} v_{t−1}ᵀ
     S_t = α_t U_t + λ_t Δ_t k'_t v_tᵀ
 
-  Its model also has `query_key_norm='rms'`, `num_qk_heads=1`, `output_gate='silu'` and
-  no `short_convolution`. Here t − 1 is the last unmasked position before t; the first
-  position of a segment has none. Departs from the paper in that it has no form with
-  several inputs and outputs (MIMO). Paper: Mamba-3: improved sequence modeling using
-  state space principles, arXiv:2603.15569.
+  The paper's model also has `query_key_norm='rms'`, `num_qk_heads=1`,
+  `output_gate='silu'` and no `short_convolution`. Here t − 1 is the last unmasked
+  position before t; the first position of a segment has none. Unlike the paper, it has
+  no form with several inputs and outputs (MIMO). Paper: Mamba-3: improved sequence
+  modeling using state space principles, arXiv:2603.15569.
   """
   if not 0.0 < rotary_fraction <= 1.0:
     raise ValueError(
@@ -90,10 +90,10 @@ def mamba3(
       )
     decay, trapezoid, angle, *steps = jax.random.split(key, 6)
     features, heads = dims.features, dims.num_heads
-    made = gates.step_params(steps, dims)
-    made.pop("log_rate")
+    params = gates.step_params(steps, dims)
+    params.pop("log_rate")
     return {
-      **made,
+      **params,
       "decay_kernel": gates.kernel(decay, features, heads),
       "trapezoid_kernel": gates.kernel(trapezoid, features, heads),
       "angle_kernel": gates.kernel(angle, features, num_angles(dims)),
@@ -158,10 +158,9 @@ def _recurrence(
 ):
   dtype = query.dtype
   key, value = (x.astype(jnp.float32) for x in (key, value))
-  before = initial_state
   angle = _cumulative_angles(turn)
-  if before is not None:
-    angle = _add_angles(before.angle[:, None], angle)
+  if initial_state is not None:
+    angle = _add_angles(initial_state.angle[:, None], angle)
   elif is_sequence_sharded(axis_name):
     own = angle[:, -1:]
     first = device_prefix(_add_angles, jnp.zeros_like(own), own, axis_name)
@@ -169,11 +168,15 @@ def _recurrence(
   query = _rotate(query + params["query_bias"][None, None], angle)
   query *= 1.0 if scale is None else scale
   key = _rotate(key + params["key_bias"][None, None], angle)
-  last = None if before is None else (before.key, before.value)
-  previous, last = _previous((key, value), last, mask, segment_ids, axis_name)
+  last = None
+  if initial_state is not None:
+    last = initial_state.key, initial_state.value
+  previous, last = _previous_rows(
+    (key, value), last, mask, segment_ids, axis_name
+  )
   decay, end = jnp.exp(log_decay)[..., None], (trapezoid * step)[..., None]
   previous_end, previous_decay = (
-    sharding.with_halo(x, 1, 0, axis_name)[:, :-1] for x in (end, log_decay)
+    sharding.exchange_halo(x, 1, 0, axis_name)[:, :-1] for x in (end, log_decay)
   )
   weight = previous_end + (1.0 - trapezoid)[..., None] * step[..., None]
   qkv = decay * query, previous[0], weight * previous[1]
@@ -182,14 +185,14 @@ def _recurrence(
     log_decay=previous_decay,
     scale=1.0,
     segment_ids=segment_ids,
-    initial_state=None if before is None else before.state,
+    initial_state=None if initial_state is None else initial_state.state,
     axis_name=axis_name,
     **options,
   )
   own = end * jnp.sum(query * key, axis=-1, keepdims=True)
   out += (own + params["skip"][None, None, :, None]) * value
-  written = (end * key)[:, -1, :, :, None] * value[:, -1, :, None, :]
-  state = decay[:, -1, :, :, None] * state + written
+  update = (end * key)[:, -1, :, :, None] * value[:, -1, :, None, :]
+  state = decay[:, -1, :, :, None] * state + update
   return out, Mamba3State(state, angle[:, -1], *last)
 
 
@@ -199,7 +202,7 @@ def _cumulative_angles(
 ) -> Float[Array, "B T N P"]:
   """Cumulative sums modulo 2π, without loss of precision at any length.
 
-  Angles are integers, which wrap around at 2³² steps, a full turn.
+  The sums are of integers; 2³², a full turn, overflows to 0.
   """
   turns = turn / (2.0 * jnp.pi)
   steps = jnp.round((turns - jnp.round(turns)) * 2.0**32).astype(jnp.int32)
@@ -212,9 +215,9 @@ def _cumulative_angles_jvp(primals, tangents):
   return _cumulative_angles(*primals), jnp.cumsum(tangents[0], axis=1)
 
 
-def _add_angles(one, other):
+def _add_angles(first, second):
   """The sum of two angles modulo 2π."""
-  return jnp.remainder(one + other, 2.0 * jnp.pi)
+  return jnp.remainder(first + second, 2.0 * jnp.pi)
 
 
 def _rotate(
@@ -230,14 +233,15 @@ def _rotate(
   return jnp.concatenate([rotated, x[..., size:]], axis=-1)
 
 
-def _previous(rows, last, mask, segment_ids, axis_name):
-  """The rows at the last unmasked position before each position, and the final row.
+def _previous_rows(rows, last, mask, segment_ids, axis_name):
+  """The rows at the last unmasked position before each position, and the last row.
 
   Args:
     rows: arrays `[B, T, N, D]`.
-    last: the rows of the position before the first, `[B, N, D]`; None is 0.
-    mask: `[B, 1, 1, T]`, which positions count, or None.
-    segment_ids: `[B, T]` or None; nothing precedes the first position of a segment.
+    last: the rows before the first position, `[B, N, D]`; None means 0.
+    mask: `[B, 1, 1, T]`, True = unmasked, or None.
+    segment_ids: `[B, T]` or None; the rows before the first position of a segment are
+      0.
     axis_name: the mesh axis of a sequence-sharded call, or None.
   """
   if last is None:
@@ -251,34 +255,34 @@ def _previous(rows, last, mask, segment_ids, axis_name):
     return before, [x[:, -1] for x in rows]
   shape = rows[0].shape[:2]
   keep = jnp.ones(shape, bool) if mask is None else mask[:, 0, 0]
-  begins = jnp.zeros(shape, bool)
+  is_start = jnp.zeros(shape, bool)
   if segment_ids is not None:
-    begins = segment_begins(segment_ids, axis_name)
-  numbers = jnp.arange(1, shape[1] + 1)[None]
+    is_start = segment_starts(segment_ids, axis_name)
+  positions = jnp.arange(1, shape[1] + 1)[None]
   places, starts = (
-    jax.lax.cummax(jnp.where(x, numbers, 0), axis=1) for x in (keep, begins)
+    jax.lax.cummax(jnp.where(x, positions, 0), axis=1) for x in (keep, is_start)
   )
   places = jnp.pad(places, ((0, 0), (1, 0)))[:, :, None, None]
   starts = jnp.pad(starts, ((0, 0), (0, 1)), "edge")[:, :, None, None]
 
-  def read(last, x):
+  def take(last, x):
     x = jnp.concatenate([last[:, None], x], axis=1)
     x = jnp.take_along_axis(x, places, axis=1)
     return jnp.where(places >= starts, x, 0.0)
 
   if is_sequence_sharded(axis_name):
-    is_known = jnp.maximum(places, starts)[:, -1, 0, 0] > 0
-    own = is_known, jax.tree.map(lambda *x: read(*x)[:, -1], last, rows)
+    has_row = jnp.maximum(places, starts)[:, -1, 0, 0] > 0
+    own = has_row, jax.tree.map(lambda *x: take(*x)[:, -1], last, rows)
     first = jax.tree.map(jnp.zeros_like, own)
     last = device_prefix(_join_last_rows, first, own, axis_name)[1]
-  before = jax.tree.map(read, last, rows)
+  before = jax.tree.map(take, last, rows)
   return [x[:, :-1] for x in before], [x[:, -1] for x in before]
 
 
 def _join_last_rows(earlier, later):
-  """The last row of two joined stretches; a flag says whether a stretch has one."""
-  has = later[0]
-  one = jax.tree.map(
-    lambda x, y: jnp.where(has[:, None, None], y, x), earlier[1], later[1]
+  """Joins (has a row, the last row) of two consecutive ranges of positions."""
+  has_row = later[0]
+  rows = jax.tree.map(
+    lambda x, y: jnp.where(has_row[:, None, None], y, x), earlier[1], later[1]
   )
-  return earlier[0] | has, one
+  return earlier[0] | has_row, rows

@@ -1,8 +1,8 @@
-"""A mechanism is a record of pure functions; configs find it by its name.
+"""Attention mechanisms: records of pure functions, which configs look up by name.
 
-`Attention` is to attention what the pair `(init, update)` is to Optax. The factory's
-decorator adds a mechanism to `ATTENTIONS`; its record holds everything else. A
-mechanism of another project needs no entry: its name is its import path.
+`Attention` is to attention what the pair `(init, update)` is to Optax. The decorator of
+a factory adds it to `ATTENTIONS`; the record has all other properties of the mechanism.
+A mechanism of another project needs no entry: its name is its import path.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -30,7 +30,7 @@ Cache = Any
 
 
 class Dims(NamedTuple):
-  """Sizes that a mechanism needs to make its variables and caches.
+  """Sizes from which a mechanism creates its variables and caches.
 
   Attributes:
     num_heads: N, query heads.
@@ -38,8 +38,8 @@ class Dims(NamedTuple):
     head_dim: H.
     max_length: the longest key sequence (Linformer's S).
     features: F, the width of the inputs of the query projection, for mechanisms with
-      `gates`; 0 if it is unknown.
-    value_dim: V, the width of values in caches; None is H.
+      `gates`; 0 if unknown.
+    value_dim: V, the width of values in caches; None means H.
   """
 
   num_heads: int
@@ -51,7 +51,7 @@ class Dims(NamedTuple):
 
   @property
   def values(self) -> int:
-    """V."""
+    """V, the width of values."""
     return self.head_dim if self.value_dim is None else self.value_dim
 
 
@@ -59,11 +59,11 @@ Options = Mapping[str, Any]
 """Hyperparameters: keyword arguments of a mechanism's factory."""
 
 
-# Compared and hashed by identity: models are hashed with their records, and a
-# mapping has no hash.
+# Compared and hashed by identity: a model hashes its records, and a mapping has no
+# hash.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hyperparameters:
-  """Hyperparameters for sequences of different lengths; the rest keep their defaults.
+  """Hyperparameters by sequence length; those that are missing keep their defaults.
 
   Attributes:
     short: for tens of positions, as in `configs/`.
@@ -82,15 +82,15 @@ class Attention(NamedTuple):
 
   Attributes:
     init: `(key, dims) -> variables`.
-    apply: `(variables, query, key, value, **call) -> out`; `call` holds `mask`,
+    apply: `(variables, query, key, value, **call) -> out`; `call` has `mask`,
       `is_causal`, `scale`, …; an unsupported option raises ValueError.
     init_cache: `(variables, batch, max_length, dims, dtype) -> cache`; None if the
       mechanism cannot decode token by token.
     decode: `(variables, cache, query, key, value, **call) -> (out, cache)` for
       one position, `query [B, 1, N, H]`; equals the causal call on the whole
-      sequence. `call` may hold `scale` and the options of 'relative' and 'mods'. If a
+      sequence. `call` may have `scale` and the options of 'relative' and 'mods'. If a
       growing cache is full, it raises ValueError; with a traced index, as under
-      `jax.jit`, the result is NaN. None if `init_cache` is.
+      `jax.jit`, the result is NaN. None if `init_cache` is None.
     supports: the names of its capabilities; using any other raises ValueError.
 
       - 'causal': is_causal=True
@@ -100,8 +100,8 @@ class Attention(NamedTuple):
       - 'mask': a key mask [B, 1, 1, S]
       - 'full_mask': a mask that varies along T and N
       - 'segments': query_segment_ids and key_segment_ids
-      - 'value_heads': values of more heads than query and key have, each of which
-        serves neighbouring heads of values; N is that of the values
+      - 'value_heads': values with more heads than query and key, each of which
+        serves several consecutive value heads; N counts the value heads
       - 'bias': an additive bias [B, N, T, S]
       - 'relative': relative_bias [N, 2L+1], and relative_keys and
         relative_queries [2L+1, H] or [N, 2L+1, H], in `apply` and in `decode`
@@ -123,34 +123,35 @@ class Attention(NamedTuple):
         array of the call: a key mask [B, 1, 1, S/D], segment ids. Variables and tables
         by distance are replicated. Results and gradients equal the unsharded ones
 
-    approximates: the reference for the error of its outputs, on the same query, key
-      and value: 'dense' attention, or 'shared_qk', dense attention in which the query
-      is the key and no position sees itself. None if it defines scores of its own.
+    approximates: the attention from which the error of its outputs is measured, on
+      the same query, key and value: 'dense', or 'shared_qk', dense attention in which
+      the query is also the key and no position sees itself. None if the mechanism
+      approximates neither.
     cost: how time and temporaries grow with the length. `benchmarks.bounds` checks
-      'linear'; 'quadratic' promises nothing.
+      'linear'; 'quadratic' has no check.
     sizes: hyperparameters for short and long sequences and for benchmarks.
     causal_only: whether a call without is_causal=True raises ValueError. Such a
       mechanism cannot serve an encoder.
     prefill: `(variables, cache, query, key, value, lengths, **call) -> cache`: from
       an empty cache, the cache after the first `lengths [B]` of P positions, `query
-      [B, P, N, H]`, as if `decode` had read them one by one; `call` may hold
+      [B, P, N, H]`, as if `decode` had read them one by one; `call` may have
       `scale`. None if only `decode` fills a cache.
     ignores_padding: whether masked positions at the end never affect the others.
       False if the length of a sequence matters, as in BigBird, whose last block is
       global.
-    gates: `(variables, inputs) -> {option: array}`: the arrays by position that
-      `apply`, `decode` and `prefill` take besides query, key and value, such as
-      `log_decay [B, T, N]`, computed from the inputs of the projections, `[B, T, F]`.
-      None if it has no such arrays.
+    gates: `(variables, inputs) -> {option: array}`: the arrays with a position axis
+      that `apply`, `decode` and `prefill` take in addition to query, key and value,
+      such as `log_decay [B, T, N]`, computed from the inputs of the projections,
+      `[B, T, F]`. None if there are none.
     loss: `(variables, query, key, **call) -> scalar`, with the gates and options of
-      `apply`: its auxiliary loss, such as that of an indexer, which is added to the
-      mean loss in training. None adds nothing.
-    reads_query_inputs: whether `gates` takes a third argument, `[B, T, R]`, from
-      which a model with `query_rank` R projects its queries.
+      `apply`: an auxiliary loss, such as that of an indexer, which is added to the
+      mean loss in training. None means no auxiliary loss.
+    reads_query_inputs: whether `gates` takes a third argument, the vectors
+      `[B, T, R]` from which a model with `query_rank` R projects its queries.
     shares_gates: whether a layer uses the gates of the nearest earlier layer that
       computes them, instead of its own.
-    linear_in_values: whether the output is linear in the values. Otherwise values have
-      width H, and `attention_weights` needs them.
+    linear_in_values: whether the output is linear in the values. If it is not, values
+      have width H, and `attention_weights` needs them as an argument.
   """
 
   init: Callable[[Array, Dims], Variables]
@@ -175,15 +176,15 @@ class Attention(NamedTuple):
     raise TypeError(
       "an Attention is a record of functions; call mechanism.apply(variables, "
       "query, key, value, …) with variables = mechanism.init(rng, dims), or {} "
-      "for a mechanism without any; the attention functions, such as "
+      "for a mechanism without variables; the attention functions, such as "
       "sliding_window_attention, take query, key and value themselves"
     )
 
   @property
   def apply_sharded(self) -> Callable[..., Array]:
     """Former name of `apply`, whose calls have `axis_name`, until 1.0."""
-    told = "apply_sharded is apply now, which takes axis_name"
-    warnings.warn(told, DeprecationWarning, stacklevel=2)
+    message = "apply_sharded is apply now, which takes axis_name"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
     return self.apply
 
 
@@ -207,14 +208,14 @@ CALL_OPTIONS: Mapping[str, str] = MappingProxyType(
     "axis_name": "sequence",
   }
 )
-"""Option that only some mechanisms take -> its capability in `supports`."""
+"""Option that only some mechanisms accept -> its capability in `supports`."""
 
 
-_NAMES = (
+_CAPABILITY_NAMES = (
   "causal cross rowwise mask full_mask segments value_heads bias relative sinks "
   "logits_soft_cap log_forget mods dropout decode global shared_qk own_keys sequence"
 )
-CAPABILITIES = tuple(_NAMES.split())
+CAPABILITIES = tuple(_CAPABILITY_NAMES.split())
 """All names that `supports` may have."""
 
 
@@ -235,9 +236,10 @@ def directions(mechanism: Attention) -> tuple[bool, ...]:
 
 
 def can(mechanism: Attention, capability: str) -> bool:
-  """Whether a mechanism has a capability of `supports`, or is 'bidirectional'.
+  """Whether a mechanism has a capability.
 
-  A mechanism is bidirectional if it works without is_causal=True.
+  In addition to those of `supports`, 'bidirectional' means that it works without
+  is_causal=True.
   """
   if capability == "bidirectional":
     return not mechanism.causal_only
@@ -247,7 +249,7 @@ def can(mechanism: Attention, capability: str) -> bool:
 def supporting(
   mechanisms: Mapping[str, Callable[..., Attention]], capability: str
 ) -> list[str]:
-  """Names of the mechanisms that have a capability, in the order given."""
+  """Names of the mechanisms that have a capability, in the order of `mechanisms`."""
   return [
     name
     for name, factory in mechanisms.items()
@@ -261,12 +263,12 @@ def no_variables(key: Array, dims: Dims) -> Variables:
   return {}
 
 
-class _Named(dict[str, Callable[..., Attention]]):
+class _Factories(dict[str, Callable[..., Attention]]):
   def __missing__(self, name: object) -> Any:
     raise KeyError(unknown_name(name, self))
 
 
-FACTORIES: dict[str, Callable[..., Attention]] = _Named()
+FACTORIES: dict[str, Callable[..., Attention]] = _Factories()
 
 ATTENTIONS: Mapping[str, Callable[..., Attention]] = MappingProxyType(FACTORIES)
 """name -> typed factory, in the order of imports;
@@ -279,7 +281,7 @@ def accepted_options(
   options: Mapping[str, Any],
   own: Collection[str] = (),
 ) -> dict[str, Any]:
-  """Returns the options of a call if `function` takes all of them.
+  """Returns the options of a call, or raises if `function` does not accept one.
 
   Args:
     name: the mechanism, for the message.
@@ -288,36 +290,36 @@ def accepted_options(
     own: options of `function` that the mechanism sets.
 
   Raises:
-    ValueError: `function` does not take an option, or the mechanism sets it.
+    ValueError: `function` does not accept an option, or the mechanism sets it.
   """
   known = inspect.signature(function).parameters
   known = {n: p for n, p in known.items() if p.kind is not p.POSITIONAL_ONLY}
   takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
   for option in options:
     if option in own:
-      raise ValueError(has_its_own(option, name))
+      raise ValueError(reserved_option(option, name))
     if option not in known and not takes_any:
       raise ValueError(unknown_option(option, name, known))
   return dict(options)
 
 
-def has_its_own(option: str, name: str) -> str:
-  """The message for an option of a call that the mechanism sets itself."""
+def reserved_option(option: str, name: str) -> str:
+  """The error message for an option of a call that the mechanism sets itself."""
   return (
     f"{option}: {name} sets it itself, expected none in a call; call the attention "
-    "function to set another"
+    "function to choose it"
   )
 
 
 def find(name: str) -> Callable[..., Attention]:
-  """The factory of a mechanism of this project or of another.
+  """Looks up the factory of a mechanism, of this project or another.
 
   Args:
     name: key of `ATTENTIONS`, or 'package.module:factory', which is imported.
 
   Raises:
-    ValueError: there is none, or it is not annotated `-> Attention`; one line with
-      the reason and the remedy.
+    ValueError: there is no such factory, or it is not annotated `-> Attention`. The
+      message is one line.
   """
   factory = resolve(name, ATTENTIONS, "factory")
   if name in ATTENTIONS:
@@ -327,22 +329,22 @@ def find(name: str) -> Callable[..., Attention]:
     if isinstance(factory, Attention):
       raise TypeError
     signature = inspect.signature(factory)
-  except (TypeError, ValueError):  # No function, or one that is written in C.
+  except (TypeError, ValueError):  # Not a function, or one written in C.
     raise ValueError(
       f"{expected}, but {name} is of type {type(factory).__name__}"
     ) from None
   if next(iter(signature.parameters), None) in ("query", "q"):
     raise ValueError(
       f"{expected}, but {name} takes a query, as an attention function does; "
-      "name the function that makes its record"
+      "name the factory of its mechanism"
     )
-  # A name may come from a file, so nothing else is called.
+  # A name may come from a file, so only annotated factories are called.
   returned = signature.return_annotation
   text = returned if isinstance(returned, str) else ""
   if returned is not Attention and text.rpartition(".")[2] != "Attention":
     raise ValueError(
-      f"{name} is not annotated `-> Attention`, and nothing else is called by its "
-      "import path; annotate the factory"
+      f"{name} is not annotated `-> Attention`; only annotated factories are called "
+      "by import path, so annotate it"
     )
   return factory
 
@@ -355,8 +357,8 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
     options: hyperparameters, the keyword arguments of the factory.
 
   Raises:
-    ValueError: an option is unknown, missing or refused by the factory; the message
-      starts with its name, and with 'name' for every other fault.
+    ValueError: an option is unknown, missing or rejected by the factory, and the
+      message starts with the option; for any other error, it starts with 'name'.
   """
   factory = _factory(name)
   parameters = inspect.signature(factory).parameters
@@ -364,7 +366,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
   for option in options:
     if option not in parameters and not takes_any:
       raise ValueError(unknown_option(option, name, parameters))
-    # Our own factories say more of a value.
+    # Factories of this project check their own values, with better messages.
     allowed = name not in ATTENTIONS and _plain_types(parameters.get(option))
     if allowed and not isinstance(options[option], allowed):
       names = " or ".join(kind.__name__ for kind in allowed)
@@ -376,7 +378,7 @@ def build(name: str, options: Mapping[str, Any]) -> Attention:
   try:
     record = factory(**options)
   except Exception as error:
-    # A factory should raise ValueError; someone else's may raise any exception.
+    # A factory should raise ValueError, but one of another project may raise anything.
     option = str(error).partition(":")[0]
     if isinstance(error, ValueError) and option in parameters:
       raise
@@ -409,7 +411,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def _plain_types(parameter: inspect.Parameter | None) -> tuple[type, ...]:
-  """The types that a plain annotation allows; empty for any other annotation."""
+  """The types that an annotation of plain types allows; empty for any other."""
   if parameter is None:
     return ()
   members = [parameter.annotation]
@@ -422,16 +424,16 @@ def _plain_types(parameter: inspect.Parameter | None) -> tuple[type, ...]:
 
 
 def example(mechanism: Callable[..., Attention] | str) -> Attention:
-  """A record with default hyperparameters, for reading a mechanism's properties.
+  """Builds a mechanism with default hyperparameters, to read its properties.
 
-  Hyperparameters without a default are 1, because sizes do not change `supports`,
+  Hyperparameters without a default are 1: sizes do not change `supports`,
   `approximates` or `cost`.
 
   Args:
     mechanism: a factory, or its name as in `find`.
 
   Raises:
-    ValueError: as `build`, if a name is given.
+    ValueError: as in `build`, if `mechanism` is a name.
   """
   if isinstance(mechanism, str):
     return build(
@@ -441,7 +443,7 @@ def example(mechanism: Callable[..., Attention] | str) -> Attention:
 
 
 def _factory(name: str) -> Callable[..., Attention]:
-  """As `find`; messages begin with the config field 'name'."""
+  """`find`, with error messages that start with the config field 'name'."""
   try:
     return find(name)
   except ValueError as error:

@@ -35,7 +35,7 @@ def mesa_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H X"]]
 ):
-  """Each query applies the linear map that best predicts past values from their keys.
+  """Each query applies the linear map that best predicts past values from past keys.
 
     out = mesa_attention(q, k, v, log_decay=g, beta=b, regularizer=r)
 
@@ -44,8 +44,8 @@ def mesa_attention(
 
   for each head: the prediction for q_t by ridge regression from k_s to v_s, s ≤ t, with
   weights β_s e^(Σ g). Conjugate gradients solve the system. Queries and keys should
-  have length 1, as in the paper; `normalize_keys=True` ensures it. Everything is
-  float32 for inputs of any dtype.
+  have length 1, as in the paper; `normalize_keys=True` ensures it. All computation is
+  in float32.
 
   Args:
     query: `[B, T, N, H]`.
@@ -54,27 +54,27 @@ def mesa_attention(
     log_decay: g, at most 0.
     beta: β, at least 0.
     regularizer: λ, above 0.
-    num_iterations: the number of conjugate-gradient iterations. H suffice up to
-      rounding, and each multiplies the error by (√c − 1)/(√c + 1) or less, where c is
-      the condition number of the system. Where keys are similar and there is no decay,
-      30 may be too few.
+    num_iterations: the number of conjugate-gradient iterations. H suffice, up to
+      rounding. Each reduces the error at least by the factor (√c − 1)/(√c + 1), where c
+      is the condition number of the system. For similar keys without decay, 30 may be
+      too few.
     normalize_keys: as in `delta_rule_attention`.
-    scale: factor of the queries; None is 1.
+    scale: factor of the queries; None means 1.
     initial_state: [S_kk, S_kv] before the first position, X = H+V, with symmetric
-      S_kk; None is 0.
+      S_kk; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
+    is_causal: must be True, because the recurrence runs forward.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is
+  Results and errors: as in `gated_linear_attention`; the state is
   `[B, N, H, H+V]`, or with `num_segments` `[B, G, N, H, H+V]`.
 
-  Gradients are those of the exact solution: the iterations are not differentiated.
-  Instead, conjugate gradients solve the system again with another right-hand side. The
-  iterations start at 0; the authors' start at q / diag(S_kk + λ), so the two differ until
-  they converge.
+  Gradients are those of the exact solution: the backward pass does not differentiate
+  the iterations, but solves the system with another right-hand side. The iterations
+  start at 0 and the authors' at q / diag(S_kk + λ), so the two differ until they
+  converge.
 
   Cost, with I iterations and C = `scan.CHUNK`: time T·N·(H+C)·(I·H + V), with
   gradients about four times that; memory B·T·N·(H+V), with gradients also one state
@@ -89,9 +89,9 @@ def mesa_attention(
 def _recurrence(
   query, key, value, *, regularizer, num_iterations, scale, **options
 ) -> Any:
-  """`mesa_attention`, also where each device has a shard of the sequence."""
+  """`mesa_attention`, for sequence-sharded inputs as well."""
   return regression_attention(
-    functools.partial(_solution, num_iterations),
+    functools.partial(_solve, num_iterations),
     regularizer.astype(jnp.float32),
     query,
     key,
@@ -101,41 +101,42 @@ def _recurrence(
   )
 
 
-def _solution(num_iterations, regularizer, gram, query):
+def _solve(num_iterations, regularizer, gram, query):
   """(S_kk + diag(λ))⁻¹ q."""
 
-  def times(x):
+  def matvec(x):
     return gram.times(x) + regularizer[None, :, None, None, :] * x
 
   solve = functools.partial(_conjugate_gradients, num_iterations)
-  return jax.lax.custom_linear_solve(times, query, solve, symmetric=True)
+  return jax.lax.custom_linear_solve(matvec, query, solve, symmetric=True)
 
 
-def _conjugate_gradients(num_iterations, times, target):
-  """Solves times(x) = target for x. Rows that have converged no longer change."""
+def _conjugate_gradients(num_iterations, matvec, target):
+  """Solves matvec(x) = target for x; rows that have converged no longer change."""
 
   def square(x):
     return jnp.sum(x * x, axis=-1, keepdims=True)
 
-  # Squares of an unscaled row, such as a small gradient, may leave float32's range.
-  largest = jnp.max(jnp.abs(target), axis=-1, keepdims=True)
-  largest = jnp.where(largest > 0.0, largest, 1.0)
-  target = target / largest
-  least = 1e-15 * square(target)
+  # Without scaling, the squares of small rows, such as gradients, would underflow.
+  row_max = jnp.max(jnp.abs(target), axis=-1, keepdims=True)
+  row_max = jnp.where(row_max > 0.0, row_max, 1.0)
+  target = target / row_max
+  tolerance = 1e-15 * square(target)
 
-  def iteration(_, now):
-    x, residual, direction, error = now
-    ahead = times(direction)
-    curvature = jnp.sum(direction * ahead, axis=-1, keepdims=True)
-    goes_on = error > least
-    step = jnp.where(goes_on, error / jnp.where(goes_on, curvature, 1.0), 0.0)
-    x, residual = x + step * direction, residual - step * ahead
-    before, error = jnp.where(goes_on, error, 1.0), square(residual)
-    direction = residual + error / before * direction
+  def iteration(_, carry):
+    x, residual, direction, error = carry
+    product = matvec(direction)
+    curvature = jnp.sum(direction * product, axis=-1, keepdims=True)
+    is_active = error > tolerance
+    step = error / jnp.where(is_active, curvature, 1.0)
+    step = jnp.where(is_active, step, 0.0)
+    x, residual = x + step * direction, residual - step * product
+    previous, error = jnp.where(is_active, error, 1.0), square(residual)
+    direction = residual + error / previous * direction
     return x, residual, direction, error
 
-  now = jnp.zeros_like(target), target, target, square(target)
-  return largest * jax.lax.fori_loop(0, num_iterations, iteration, now)[0]
+  first = jnp.zeros_like(target), target, target, square(target)
+  return row_max * jax.lax.fori_loop(0, num_iterations, iteration, first)[0]
 
 
 @attention_factory
@@ -150,16 +151,16 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
     min_regularizer: λ₀.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is N·H·2H numbers for each
-    example. Its parameters are `decay_kernel [F, N]`, `decay_bias [N]`, `rate_kernel
-    [F, N]`, `rate_bias [N]` and `regularizer [N, H]` (w, where λ is initially 1).
+    A causal `Attention` with `gates`, whose cache is N·H·2H numbers per example. Its
+    parameters are `decay_kernel [F, N]`, `decay_bias [N]`, `rate_kernel [F, N]`,
+    `rate_bias [N]` and `regularizer [N, H]` (w, where λ is initially 1).
 
   Raises:
     ValueError: `num_iterations` is below 1, or `min_regularizer` not in [0, 1).
 
-  Its model also has `short_convolution`, whose SiLU is the paper's, and
-  `output_norm='rms'`. Departs from the paper in two points: `short_convolution`
-  convolves values, too, and e^g is not multiplied by 1 − (1 − 0.9975) β², as in the
+  The paper's model also has `short_convolution`, whose SiLU is the paper's, and
+  `output_norm='rms'`. Differs from the paper in two points: `short_convolution`
+  also convolves values, and e^g is not multiplied by 1 − (1 − 0.9975) β², as in the
   paper's experiments. Paper: arXiv:2506.05233, section 2, equations 4 to 8.
   """
   if not 0.0 <= min_regularizer < 1.0:
@@ -189,10 +190,10 @@ def mesa(num_iterations: int = 30, min_regularizer: float = 0.25) -> Attention:
     shape = batch, dims.num_heads, dims.head_dim, width
     return jnp.zeros(shape, jnp.float32)
 
-  read = {
+  gate_fns = {
     "log_decay": gates.affine_gate("decay", jax.nn.log_sigmoid),
     "beta": gates.affine_gate("rate", jax.nn.sigmoid),
   }
   return gates.recurrent_mechanism(
-    "mesa", recurrence, init=init, gates=read, init_state=init_state
+    "mesa", recurrence, init=init, gates=gate_fns, init_state=init_state
   )

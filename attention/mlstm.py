@@ -12,10 +12,10 @@ from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.platform import backend
 from attention.recurrent import gates
-from attention.recurrent.arrays import by_head, repeat_heads
+from attention.recurrent.arrays import prepare_arrays, repeat_heads
 from attention.recurrent.packing import first_states
 from attention.recurrent.scan import CHUNK, chunk_size, scan
-from attention.recurrent.triangular import FORGOTTEN, decay_to_end, pair_sums
+from attention.recurrent.triangular import LOG_ZERO, decay_to_end, pair_sums
 
 _HIGHEST = 80.0
 """Largest and smallest exponent of e^(−m), so that it stays in float32's range."""
@@ -27,7 +27,7 @@ class MlstmState(NamedTuple):
   Attributes:
     memory: C.
     normaliser: n.
-    maximum: m; the true C and n are those here times e^m.
+    maximum: m; the unscaled C and n are `memory` and `normaliser` times e^m.
   """
 
   memory: Float[Array, "B N H V"]
@@ -51,7 +51,7 @@ def mlstm_attention(
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], MlstmState]:
-  """Each query reads a decaying state with any weight on each write, normalised.
+  """Each query reads a normalised, decaying state with exponential input gates.
 
     out = mlstm_attention(q, k, v, log_decay=g, log_input=i)
 
@@ -60,9 +60,8 @@ def mlstm_attention(
     n_t = e^(g_t + m_{t−1} − m_t) n_{t−1} + e^(i_t − m_t) k_t
     out_t = scale · C_tᵀ q_t / (max(|scale · n_tᵀ q_t|, e^(−m_t)) + ε)
 
-  for each head. The running maximum m prevents overflow and, with ε = 0, changes no
-  result: the fraction is that of m = 0 throughout. Everything is float32 for inputs of
-  any dtype.
+  for each head. The running maximum m prevents overflow. With ε = 0 it does not change
+  the output, which is that of m = 0. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -70,26 +69,26 @@ def mlstm_attention(
     value: `[B, T, U, V]`.
     log_decay: g, the logarithm of the forget gate, at most 0.
     log_input: i, the logarithm of the input gate, of any sign.
-    epsilon: ε, which the authors' code has and the paper has not.
-    initial_state: the `MlstmState` before the first position; None is 0.
+    epsilon: ε, from the authors' code; the paper has none.
+    initial_state: the `MlstmState` before the first position; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is an
+  Results and errors: as in `gated_linear_attention`; the state is an
   `MlstmState`.
 
   Cost: that of `gated_linear_attention` with decays for each head; with gradients also
-  one state for each chunk. Chunks of accelerators are 16 times as long.
+  one state for each chunk. On accelerators, chunks are 16 times as long.
 
   Paper: xLSTM: extended long short-term memory, arXiv:2405.04517, equations 15 to 17
   and 19 to 27.
   """
   query = repeat_heads(query, key, value)
   arrays = key, value, log_decay[..., None], log_input[..., None]
-  (key, value, log_decay, log_input), _, begins = by_head(
+  (key, value, log_decay, log_input), _, starts = prepare_arrays(
     query,
     arrays,
     log_decay=None,
@@ -101,13 +100,13 @@ def mlstm_attention(
   keep = checks.key_mask(mask, query, query)
   if keep is None:
     keep = jnp.ones((batch, length), bool)
-  if begins is None:
-    begins = jnp.zeros((batch, length, 1, 1), bool)
+  if starts is None:
+    starts = jnp.zeros((batch, length, 1, 1), bool)
   empty = _empty_state(batch, num_heads, head_dim, value.shape[3])
   state = first_states(initial_state, empty, "an MlstmState")
   scaled = query.astype(jnp.float32) * checks.softmax_scale(scale, head_dim)
   keep = keep[..., None, None]
-  xs = scaled, key, value, log_decay, log_input, begins, keep
+  xs = scaled, key, value, log_decay, log_input, starts, keep
   # Few large steps for accelerators, whose products of matrices are fast.
   size = chunk_size(length, CHUNK if backend.name() == "cpu" else 16 * CHUNK)
   step = functools.partial(_step, epsilon)
@@ -125,41 +124,41 @@ def _empty_state(batch, num_heads, head_dim, value_dim):
 def _step(epsilon, params, state, xs):
   """One chunk `[B, C, N, ·]`."""
   del params
-  query, key, value, log_decay, log_input, begins, keep = (
+  query, key, value, log_decay, log_input, starts, keep = (
     jnp.swapaxes(x, 1, 2) for x in xs
   )
-  # Results depend on m only by ε.
+  # The output depends on m only through ε.
   constant = (lambda x: x) if epsilon else jax.lax.stop_gradient
   # Masked positions and the padding of a chunk do not raise m.
-  log_input = jnp.where(keep, log_input, FORGOTTEN)
+  log_input = jnp.where(keep, log_input, LOG_ZERO)
   ones = jnp.ones_like(value[..., :1])
   value = jnp.concatenate([value, ones], axis=-1)
   before = jnp.concatenate([state.memory, state.normaliser[..., None]], axis=-1)
-  # What a segment starts from: m = 0 before its first position.
-  opening = jnp.where(begins, log_decay, FORGOTTEN)
-  log_decay = jnp.where(begins, FORGOTTEN, log_decay)
+  # A segment starts from m = 0 before its first position.
+  start_decay = jnp.where(starts, log_decay, LOG_ZERO)
+  log_decay = jnp.where(starts, LOG_ZERO, log_decay)
   causal = jnp.tri(query.shape[2], dtype=bool)
-  decays = jnp.where(causal, pair_sums(log_decay, 0.5 * FORGOTTEN), -jnp.inf)
-  earlier = state.maximum[..., None, None]
+  decays = jnp.where(causal, pair_sums(log_decay, 0.5 * LOG_ZERO), -jnp.inf)
+  maximum = state.maximum[..., None, None]
   from_start = jnp.cumsum(log_decay, axis=2)
   to_end = decay_to_end(log_decay)
 
-  # The results.
+  # The output.
   logits = decays + jnp.swapaxes(log_input, 2, 3)
-  openings = decays + jnp.swapaxes(opening, 2, 3)
-  largest = jnp.maximum(logits, openings).max(axis=3, keepdims=True)
-  largest = jnp.maximum(largest, from_start + earlier)
+  start_logits = decays + jnp.swapaxes(start_decay, 2, 3)
+  largest = jnp.maximum(logits, start_logits).max(axis=3, keepdims=True)
+  largest = jnp.maximum(largest, from_start + maximum)
   largest = constant(largest)
   scores = (query @ jnp.swapaxes(key, 2, 3)) * jnp.exp(logits - largest)
   sums = scores @ value
-  sums += (query * jnp.exp(from_start + earlier - largest)) @ before
+  sums += (query * jnp.exp(from_start + maximum - largest)) @ before
   floor = jnp.exp(jnp.clip(-largest, -_HIGHEST, _HIGHEST))
   out = _normalize(sums, floor, epsilon)
 
   # The state after the chunk.
   last = to_end + log_input
-  final = jnp.maximum(last, to_end + opening).max(axis=2, keepdims=True)
-  decayed = from_start[:, :, -1:] + earlier
+  final = jnp.maximum(last, to_end + start_decay).max(axis=2, keepdims=True)
+  decayed = from_start[:, :, -1:] + maximum
   final = constant(jnp.maximum(final, decayed))
   keys = jnp.swapaxes(key * jnp.exp(last - final), 2, 3)
   after = jnp.exp(decayed - final) * before + keys @ value
@@ -168,9 +167,9 @@ def _step(epsilon, params, state, xs):
 
 
 def _normalize(sums, floor, epsilon):
-  """The sums of values over the larger of |the sum of ones| and a floor."""
+  """Divides the sums of values by max(|sum of ones|, floor) + ε."""
   total = jnp.maximum(jnp.abs(sums[..., -1:]), floor) + epsilon
-  # First scale the normaliser to 1: the derivative of a quotient squares its
+  # The normaliser is first scaled to 1: the derivative of a quotient squares its
   # denominator, which would leave float32's range.
   inverse = jax.lax.stop_gradient(1.0 / total)
   return sums[..., :-1] * inverse / (total * inverse)
@@ -180,7 +179,7 @@ def _normalize(sums, floor, epsilon):
 def mlstm(
   gate_soft_cap: float | None = None, epsilon: float = 0.0
 ) -> Attention:
-  """mLSTM, whose gates are computed from the inputs of its layer.
+  """The mLSTM, with gates computed from the inputs of its layer.
 
     g_t = log sigmoid(cap(x_t · W_f + b_f))        i_t = cap(x_t · W_i + b_i)
 
@@ -188,17 +187,17 @@ def mlstm(
 
   Args:
     gate_soft_cap: c; None means no cap, as in the paper. xLSTM-7B has 15.
-    epsilon: as `mlstm_attention`.
+    epsilon: as in `mlstm_attention`.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is an `MlstmState`. Its
+    A causal `Attention` with `gates`, whose cache is an `MlstmState`. Its
     parameters are `forget_kernel` and `input_kernel`, each `[F, N]`, `forget_bias` and
     `input_bias`, each `[N]`.
 
   Raises:
     ValueError: `gate_soft_cap` is not above 0, or `epsilon` is below 0.
 
-  Its model also has `output_norm='group'` and `output_gate='sigmoid'`. Papers:
+  The paper's model also has `output_norm='group'` and `output_gate='sigmoid'`. Papers:
   arXiv:2405.04517, equations 19 to 27; xLSTM 7B, arXiv:2503.13427.
   """
   if gate_soft_cap is not None:
@@ -208,7 +207,7 @@ def mlstm(
 
   def init(key, dims):
     shape, heads = (dims.features, dims.num_heads), dims.num_heads
-    # As in the authors' code: slow decays, and writes that do not depend on x yet.
+    # As in the authors' code: slow decays, and input gates that do not depend on x.
     return {
       "forget_kernel": jnp.zeros(shape),
       "forget_bias": jnp.linspace(3.0, 6.0, heads),

@@ -1,6 +1,6 @@
-"""Mixture of block attention: each query selects key blocks by their mean key.
+"""Mixture of block attention: each query selects blocks of keys by their mean key.
 
-Or an indexer selects them, as in MiniMax-M3.
+In the variant of MiniMax-M3, an indexer selects the blocks.
 """
 
 from functools import partial
@@ -18,13 +18,13 @@ from attention.decorators import (
 from attention.dense import dense
 from attention.mechanism import Attention, Hyperparameters, no_variables
 from attention.recurrent.features import visible_keys
-from attention.recurrent.gates import check_given
+from attention.recurrent.gates import check_gates
 from attention.softmax import cache as caches
 from attention.softmax import indexer
 from attention.softmax.block_selection import (
-  best_blocks,
   compact,
-  indexed_blocks,
+  indexer_blocks,
+  moba_blocks,
 )
 from attention.softmax.cache import append
 from attention.softmax.rows import Output
@@ -47,7 +47,7 @@ def moba_attention(
   scale: float | Float[Array, ""] | None = None,
   return_lse: bool = False,
 ) -> Output:
-  """Each query attends to its own block and to the past blocks whose means score best.
+  """Each query attends to its own block and to the best-scoring past blocks.
 
     out = moba_attention(q, k, v, block_size=64, top_k=4)
 
@@ -56,41 +56,44 @@ def moba_attention(
     best(t) = the top_k − 1 blocks m < t // D of largest q_t · mean(k_s : s // D = m)
 
   for each query head, with D = `block_size`. Of blocks with equal scores, the earlier
-  is selected. Means leave masked keys out, and a fully masked block is never selected.
+  ones are selected. Means are over unmasked keys, and a fully masked block is never
+  selected.
 
-  With `index_query` a and `index_key` b, index head i selects for its group of heads:
+  With `index_query` a and `index_key` b, index head i selects for its group of query
+  heads:
 
     A(t) = {s ≤ t : s // D is one of the `local_blocks` up to t // D, or best_i(t)}
     best_i(t) = the blocks m of largest max(a_ti · b_s : s ≤ t, s // D = m)
 
-  `top_k` blocks in all. Positions t and s then count unmasked positions only, so padding
-  on the left changes nothing.
+  with `top_k` blocks in total. Positions t and s then count only unmasked positions, so
+  padding on the left never affects the output.
 
   Args:
     query: `[B, T, N, H]`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
     block_size: D.
-    top_k: blocks of a query, its own among them.
-    index_query: of I index heads; N is a multiple of I.
-    index_key: of all index heads.
-    local_blocks: the number of nearest blocks, with an indexer.
+    top_k: the number of blocks that a query attends to, including its own.
+    index_query: the queries of I index heads; N is a multiple of I.
+    index_key: the keys of all index heads.
+    local_blocks: the number of nearest blocks that are always selected, with an
+      indexer.
     mask: key mask, `[B, 1, 1, T]`.
     is_causal: must be True, because a mean depends on all keys of its block.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None means 1/√H.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    As `flash_attention`. Gradients are those of the softmax over the selected keys;
+    As in `flash_attention`. Gradients are those of the softmax over the selected keys;
     the selection of blocks has none.
 
   Raises:
     ValueError: the mask varies along queries, `is_causal` is False, or one of the
       index arrays is missing.
 
-  Cost: that of `selected_attention` with top_k blocks, and T·(T/D)·N·H for the
-  selection, or T·T·I times the width of an indexer, on accelerators T·(T/D)·N·top_k
-  more; memory linear in T.
+  Cost: that of `selected_attention` with top_k blocks. The selection takes time
+  T·(T/D)·N·H, or T·T·I times the width of the indexer, and T·(T/D)·N·top_k more on
+  accelerators. Memory is linear in T.
 
   Papers: MoBA: mixture of block attention for long-context LLMs, arXiv:2502.13189; the
   indexer is that of MiniMax-M3's code.
@@ -102,21 +105,24 @@ def moba_attention(
     )
   instead = "moba attention selects blocks for each query; give a key mask"
   keep = visible_keys(mask, query, key, instead)
-  places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
+  positions = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
   if (index_query is None) != (index_key is None):
-    raise ValueError("index_query: expected it with index_key, and only then")
+    raise ValueError(
+      "index_query: expected both or neither of index_query and index_key, got "
+      "one"
+    )
   if index_query is None or index_key is None:
     indexer.check_defaults("index_query", local_blocks=(local_blocks, 1))
-    blocks = best_blocks(query, key, keep, places, block_size, top_k)
+    blocks = moba_blocks(query, key, keep, positions, block_size, top_k)
   else:
     if mask is not None:
-      places = jnp.cumsum(keep, axis=1) - 1
+      positions = jnp.cumsum(keep, axis=1) - 1
       key, value, index_key, keep = compact(keep, key, value, index_key, keep)
-    blocks = indexed_blocks(
+    blocks = indexer_blocks(
       index_query,
       index_key,
       keep,
-      places,
+      positions,
       block_size,
       top_k,
       local_blocks,
@@ -130,20 +136,20 @@ def moba_attention(
     block_size=block_size,
     mask=keep[:, None, None],
     scale=scale,
-    query_positions=places,
+    query_positions=positions,
     return_lse=return_lse,
   )
 
 
-def _attend_to_cache(query, cache, blocks, block_size, seen, scale) -> Any:
-  """The output of one position for the selected blocks of a cache."""
+def _attend_to_cache(query, cache, blocks, block_size, visible, scale) -> Any:
+  """The output at one position for the selected blocks of a cache."""
   return selected_attention(
     query,
     cache.key,
     cache.value,
     block_indices=blocks,
     block_size=block_size,
-    mask=seen[:, None, None],
+    mask=visible[:, None, None],
     is_causal=False,
     scale=scale,
   )
@@ -163,24 +169,24 @@ def moba(
 
   Args:
     block_size: D.
-    top_k: blocks of a query, its own among them.
+    top_k: the number of blocks that a query attends to, including its own.
     num_index_heads: I of an indexer, whose queries and keys are projections of the
-      inputs; None selects by means of keys.
+      inputs; None selects blocks by their mean keys.
     index_dim: the width of the indexer, a multiple of 4 without `index_rotary_dim`.
     local_blocks: the number of nearest blocks that are always selected.
     index_norm_epsilon: ε of the RMS norms of index queries and keys (MiniMax-M3); None
-      is no norms.
+      means no norms.
     index_rotary_dim: as in `dsa`.
 
   Returns:
-    An `Attention` without variables, causal only, that decodes with a `DenseCache`.
-    Each decoded position averages the keys of all blocks and attends to top_k · D keys.
-    With an indexer, it has the `index_query_kernel`, `index_key_kernel`,
-    `index_query_scale` and `index_key_scale` of `dsa`, which nothing trains, and a
-    `IndexedCache`.
+    A causal `Attention` without variables, that decodes with a `DenseCache`. Each
+    decoded position averages the keys of all blocks and attends to top_k · D keys. With
+    an indexer, it has the parameters `index_query_kernel`, `index_key_kernel`,
+    `index_query_scale` and `index_key_scale` of `dsa`, which are not trained, and
+    decodes with an `IndexedCache`.
 
   Raises:
-    ValueError: an argument is out of range, or needs an indexer and there is none.
+    ValueError: an argument is out of range, or requires an indexer and there is none.
   """
   sizes = {"block_size": block_size, "top_k": top_k}
   if num_index_heads is not None:
@@ -192,7 +198,7 @@ def moba(
       rotary_dim=index_rotary_dim,
       has_weights=False,
     )
-    return _with_indexer(sizes, options, local_blocks)
+    return _moba_with_indexer(sizes, options, local_blocks)
   indexer.check_defaults(
     "num_index_heads",
     local_blocks=(local_blocks, 1),
@@ -204,10 +210,10 @@ def moba(
   def decode(variables, cache, query, key, value, *, scale=None):
     del variables
     index, cache = cache.index[:, None], append(cache, key, value)
-    seen = jnp.arange(cache.key.shape[1])[None] <= index
-    blocks = best_blocks(query, cache.key, seen, index, block_size, top_k)
+    visible = jnp.arange(cache.key.shape[1])[None] <= index
+    blocks = moba_blocks(query, cache.key, visible, index, block_size, top_k)
     return _attend_to_cache(
-      query, cache, blocks, block_size, seen, scale
+      query, cache, blocks, block_size, visible, scale
     ), cache
 
   return Attention(
@@ -226,37 +232,37 @@ def moba(
   )
 
 
-def _with_indexer(
+def _moba_with_indexer(
   sizes: dict[str, int], options: indexer.Options, local_blocks: int
 ) -> Attention:
-  """The mechanism whose blocks an indexer selects; its cache also has index keys."""
+  """The mechanism whose blocks an indexer selects; its cache also stores index keys."""
   attend = make_apply("moba", partial(moba_attention, **sizes))
 
   def apply(variables, query, key, value, **call):
-    check_given("moba", call, *indexer.gate_names(options.rotary_dim))
+    check_gates("moba", call, *indexer.gate_names(options.rotary_dim))
     call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
     keep = checks.key_mask(call.get("mask"), query, key, indexer.INSTEAD)
-    call = indexer.without_masked(call, keep)
+    call = indexer.zero_masked(call, keep)
     call = {"is_causal": False, "local_blocks": local_blocks, **call}
     return attend(variables, query, key, value, **call)
 
   def decode(variables, cache, query, key, value, *, scale=None, **call):
     del variables
-    places = cache.index[:, None]
-    call = indexer.rotate(call, places)
-    cache = caches.with_next(cache, key, value, call["index_key"])
-    seen = jnp.arange(cache.key.shape[1])[None] <= places
-    blocks = indexed_blocks(
+    positions = cache.index[:, None]
+    call = indexer.rotate(call, positions)
+    cache = caches.append_indexed(cache, key, value, call["index_key"])
+    visible = jnp.arange(cache.key.shape[1])[None] <= positions
+    blocks = indexer_blocks(
       call["index_query"],
       cache.index_key,
-      seen,
-      places,
+      visible,
+      positions,
       local_blocks=local_blocks,
       num_heads=query.shape[2],
       **sizes,
     )
     size = sizes["block_size"]
-    return _attend_to_cache(query, cache, blocks, size, seen, scale), cache
+    return _attend_to_cache(query, cache, blocks, size, visible, scale), cache
 
   return Attention(
     init=lambda key, dims: {"params": indexer.init(key, dims, options)},
@@ -269,7 +275,7 @@ def _with_indexer(
     supports=frozenset({"causal", "mask", "decode"}),
     approximates="dense",
     causal_only=True,
-    gates=lambda variables, inputs: indexer.read(
+    gates=lambda variables, inputs: indexer.project(
       variables["params"], options, inputs
     ),
   )

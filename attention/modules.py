@@ -5,10 +5,10 @@ import warnings
 
 
 def __getattr__(name: str) -> Any:
-  """What `attention.flax` has, with a DeprecationWarning."""
+  """An attribute of `attention.flax`, with a DeprecationWarning."""
   from attention import flax
 
   value = getattr(flax, name)
-  told = f"attention.modules.{name} is attention.flax.{name} now"
-  warnings.warn(told, DeprecationWarning, stacklevel=2)
+  message = f"attention.modules.{name} is attention.flax.{name} now"
+  warnings.warn(message, DeprecationWarning, stacklevel=2)
   return value

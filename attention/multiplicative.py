@@ -1,4 +1,4 @@
-"""Multiplicative attention (Luong et al., 2015): the scores dot and general.
+"""Multiplicative attention (Luong et al., 2015), with the dot and general scores.
 
 The kernel is multiplied into the queries; the rest is `flash_attention`.
 """
@@ -46,41 +46,41 @@ def multiplicative_attention(
     dot      score(t, s) = q_t · k_s                 kernel None
     general  score(t, s) = q_t · W_n k_s             kernel W
 
-  As in the paper, the scores are not divided by √H; Vaswani et al., 2017, introduced
-  that.
+  As in the paper, the scores are not divided by √H, which Vaswani et al. introduced in
+  2017.
 
   Args:
     query: `[B, T, N, H]`, the decoder's states h_t.
     key: `[B, S, K, H]`, the encoder's states h̄_s; N is a multiple of K.
     value: `[B, S, K, V]`; the paper's values are the states h̄_s.
     kernel: W_a `[N, H, H]`, one matrix per query head, with the query's features
-      first; None is the identity.
-    scale: factor of the scores; None is 1.
+      first; None means the identity.
+    scale: factor of the scores; None means 1.
     block_size: (C, D), the queries and keys of a block, or one int for both.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees keys s ≤ t only.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     bias: added to the scaled logits, broadcastable to `[B, N, T, S]`.
     relative_bias: `[N, 2L+1]`, added to the logits by clipped distance.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, keys by clipped distance.
-    relative_queries: of these shapes, queries by clipped distance.
-    dropout_rate: share of attention weights that are set to zero.
+    relative_queries: `[2L+1, H]` or `[N, 2L+1, H]`, queries by clipped distance.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
-    visible: which pairs count, combined with the options for visibility.
+    visible: the visible pairs, in addition to the other masking options.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    As `dense_attention`.
+    As in `dense_attention`.
 
   Cost: that of `flash_attention`, and time T·N·H² for the kernel. Nothing is
   T×S.
 
-  Departs from its paper in having several heads, and values that differ from the
-  keys. The paper's score concat is close to `additive_attention`. Its monotonic local
-  attention is `sliding_window_attention`; its predictive local attention, a window
-  around a learned position, is not implemented.
+  Differs from the paper in several heads, and in values that are not the keys. The
+  paper's concat score is close to `additive_attention`. Its monotonic local attention
+  is `sliding_window_attention`. Its predictive local attention, with windows at learned
+  positions, is not implemented.
 
   Paper: Effective approaches to attention-based neural machine translation,
   section 3.1, arXiv:1508.04025.
@@ -109,7 +109,7 @@ def multiplicative_attention(
 def _transform(
   kernel: Float[Array, "N H H"] | None, query: Float[Array, "B T N H"]
 ) -> Float[Array, "B T N H"]:
-  """Q W in float32; rounded to bfloat16, it would change scores by 1 %."""
+  """Q W in float32, because rounding it to bfloat16 would change scores by 1 %."""
   if kernel is None:
     return query
   return jnp.einsum(
@@ -122,9 +122,9 @@ def multiplicative(general: bool = True) -> Attention:
   """The mechanism of `multiplicative_attention`.
 
   Args:
-    general: True trains a kernel `[N, H, H]`, the paper's 'general'; False is
-      its 'dot'. The kernel is drawn from N(0, 1/H²), so that the scores of unit
-      normal inputs start with standard deviation 1.
+    general: whether to train a kernel `[N, H, H]`, the paper's 'general' score; False
+      is its 'dot' score. The kernel is drawn from N(0, 1/H²), so that the initial
+      scores of unit normal inputs have standard deviation 1.
 
   Returns:
     An `Attention` that decodes with the cache of dense attention.
@@ -140,18 +140,18 @@ def multiplicative(general: bool = True) -> Attention:
     kernel = jax.random.normal(key, shape) / dims.head_dim
     return {"params": {"kernel": kernel}}
 
-  def kernel_of(variables: Variables) -> Float[Array, "N H H"] | None:
+  def get_kernel(variables: Variables) -> Float[Array, "N H H"] | None:
     return variables["params"]["kernel"] if general else None
 
   def apply(variables, query, key, value, **call) -> Any:
-    call: dict[str, Any] = {"kernel": kernel_of(variables), **call}
+    call: dict[str, Any] = {"kernel": get_kernel(variables), **call}
     return multiplicative_attention(query, key, value, **call)
 
   def decode(variables, cache, query, key, value, *, scale=None, **tables):
-    transformed = _transform(kernel_of(variables), query)
+    projected = _transform(get_kernel(variables), query)
     scale = 1.0 if scale is None else scale
     out, cache = decode_dense(
-      cache, transformed, key, value, scale=scale, **tables
+      cache, projected, key, value, scale=scale, **tables
     )
     return out.astype(query.dtype), cache
 

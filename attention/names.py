@@ -1,4 +1,4 @@
-"""Names: the objects that configs name, and what an unknown name may have meant.
+"""Lookup of objects by name, and suggestions for unknown names.
 
 A name is a key of a table or an import path, 'package.module:attribute'.
 """
@@ -17,7 +17,7 @@ _NO_IMPORTS = contextvars.ContextVar("no_imports", default=False)
 
 @contextlib.contextmanager
 def no_imports() -> Iterator[None]:
-  """A context that refuses import paths: names in it are read from data."""
+  """A context in which import paths raise, for names that are read from data."""
   token = _NO_IMPORTS.set(True)
   try:
     yield
@@ -34,8 +34,8 @@ def resolve(name: str, known: Mapping[str, Any], kind: str) -> Any:
     kind: of the attribute, for messages: 'factory'.
 
   Raises:
-    ValueError: the name is unknown, or imports are refused here; one line with the
-      reason and the remedy.
+    ValueError: the name is unknown, or imports are not allowed here. The message is
+      one line.
   """
   if name in known:
     return known[name]
@@ -66,11 +66,11 @@ def _module(path: str) -> Any:
     return importlib.import_module(path)
   except Exception as error:
     missing = isinstance(error, ModuleNotFoundError) and error.name
-    # Not where the module is there and one that it imports is not.
+    # Not if the module exists and one that it imports is missing.
     if missing and f"{path}.".startswith(f"{missing}."):
       raise ValueError(
-        f"no module {missing!r} is found; start from the folder that holds it, "
-        "or add that folder to PYTHONPATH"
+        f"no module named {missing!r}; start in the folder that contains it, or "
+        "add that folder to PYTHONPATH"
       ) from None
     raise ValueError(
       f"importing {path} raised {failure_location(error)}"
@@ -78,7 +78,7 @@ def _module(path: str) -> Any:
 
 
 def check_imports(name: str) -> None:
-  """Raises ValueError for an import path where nothing may be imported."""
+  """Raises ValueError for an import path where imports are not allowed."""
   if _NO_IMPORTS.get() and ":" in name:
     raise ValueError(
       f"{name!r} is an import path, and a folder of weights imports nothing; "
@@ -87,16 +87,16 @@ def check_imports(name: str) -> None:
 
 
 def failure_location(error: Exception, *names: str) -> str:
-  """The text of an exception in another project's code, and where it was raised.
+  """The message of an exception of another project's code, and where it was raised.
 
   Args:
     error: the exception.
-    *names: 'package.module:factory' of that code: the location is the innermost line
-      of these modules, or of any module if none of theirs is in the traceback.
+    *names: 'package.module:factory' of that code. The location is the innermost line
+      of these modules, or of any module if the traceback has no line of theirs.
   """
   text = " ".join(f"{type(error).__name__}: {error}".split())
   lines = traceback.extract_tb(error.__traceback__)
-  # A syntax error says itself where it is.
+  # The message of a syntax error includes its location.
   if not lines or isinstance(error, SyntaxError):
     return text
   modules = (sys.modules.get(name.partition(":")[0]) for name in names)
@@ -128,7 +128,7 @@ def unknown_name(got: object, known: Iterable[str]) -> str:
 
 
 def unknown_option(option: str, name: str, known: Collection[str]) -> str:
-  """The message for an option that a function or a factory does not have."""
+  """The error message for an option that a function or factory does not have."""
   names = ", ".join(known) or "none"
   hint = suggestion(option, known)
   return f"{option}: {name} has no such option; it has {names}{hint}"

@@ -21,9 +21,9 @@ from attention.platform.blocks import pad
 from attention.recurrent import gates
 from attention.recurrent.features import visible_keys
 from attention.sliding_window import sliding_window_attention
-from attention.softmax.block_selection import selected_blocks
+from attention.softmax.block_selection import nsa_blocks
 from attention.softmax.cache import append
-from attention.softmax.cache import prefill as kept_prompt
+from attention.softmax.cache import prefill as prefill_dense
 from attention.softmax.selected_blocks import selected_attention
 from attention.softmax.visible import key_mask, mask_mod
 
@@ -47,7 +47,7 @@ def nsa_attention(
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
 ) -> Float[Array, "B T N V"]:
-  """Adds attention to compressed keys, to selected blocks and to a window.
+  """The gated sum of attention to compressed keys, to selected blocks and to a window.
 
     out = nsa_attention(q, k, v, branch_gates=g, key_weights=w, value_weights=u)
 
@@ -59,8 +59,8 @@ def nsa_attention(
   keys, the same for all query heads of a key head: the first of the sequence, the
   query's own and the one before it, and the blocks m of largest Σ_i p_ti o_im over
   these heads, where o counts the strides that compressed block i and block m share. Of
-  blocks with equal scores, the earlier is selected. The third branch attends to the
-  last `window` keys.
+  blocks with equal scores, the earlier ones are selected. The third branch attends to
+  the last `window` keys.
 
   Args:
     query: `[B, T, N, H]`.
@@ -70,12 +70,12 @@ def nsa_attention(
     key_weights: w, the weights of the C positions of a compressed block.
     value_weights: u.
     stride: d, a divisor of C and of `block_size`.
-    block_size: keys of a selected block.
-    num_blocks: the number of blocks of a query, at least the three fixed ones.
+    block_size: the number of keys in a selected block.
+    num_blocks: the number of blocks of a query, including the three fixed ones.
     window: the number of keys in the window, including the query's own.
-    mask: key mask, `[B, 1, 1, T]`; masked keys count as zeros in a compressed key.
-    is_causal: must be True.
-    scale: factor of the logits; None is 1/√H.
+    mask: key mask, `[B, 1, 1, T]`; masked keys are zeros in a compressed key.
+    is_causal: must be True, because blocks are selected among the past.
+    scale: factor of the logits; None means 1/√H.
 
   Returns:
     `[B, T, N, V]` in the dtype of `query`, 0 at masked positions. The selection of
@@ -88,10 +88,10 @@ def nsa_attention(
   Cost: time T·N·(H+V)·(T/d + num_blocks·block_size + window), on accelerators
   T·(T/block_size)·K·num_blocks more; memory linear in T.
 
-  Departs from its paper in that the three branches share keys and values, and in that
+  Differs from the paper in that the three branches share keys and values, and in that
   compression is a learned weighted sum instead of an MLP, which keeps the output linear
-  in the values. Position encodings within a block would add the same to every
-  compressed key.
+  in the values. Position encodings within a block would only add a constant
+  to all compressed keys.
 
   Paper: Native sparse attention, arXiv:2502.11089.
   """
@@ -103,16 +103,16 @@ def nsa_attention(
   size = key_weights.shape[1]
   _check_sizes(num_blocks, stride, key_weights=size, block_size=block_size)
   keep = visible_keys(mask, query, key, _INSTEAD)
-  places = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
+  positions = jnp.broadcast_to(jnp.arange(query.shape[1])[None], keep.shape)
   return _attend(
     (query, key, value),
     keep,
-    places,
+    positions,
     jnp.where(keep[..., None, None], branch_gates, 0.0),
     (key_weights, value_weights),
     (size, stride, block_size, num_blocks),
-    past=mask_mod(lambda b, n, t, s: s * stride + size - 1 <= t),
-    windowed=sliding_window_attention(
+    visible=mask_mod(lambda b, n, t, s: s * stride + size - 1 <= t),
+    window_output=sliding_window_attention(
       query, key, value, window=(window - 1, 0), mask=mask, scale=scale
     ),
     is_causal=True,
@@ -131,29 +131,40 @@ def _check_sizes(num_blocks, stride, **multiples):
 
 
 def _attend(
-  qkv, keep, places, branch_gates, weights, sizes, *, past, windowed, **options
+  qkv,
+  keep,
+  positions,
+  branch_gates,
+  weights,
+  sizes,
+  *,
+  visible,
+  window_output,
+  **options,
 ):
-  """The gated sum of the three branches, for queries at `places`.
+  """The gated sum of the three branches.
 
   Args:
     qkv: query, key and value.
-    keep: which keys count, `[B, S]`.
-    places: `[B, T]`.
+    keep: the unmasked keys, `[B, S]`.
+    positions: the positions of the queries, `[B, T]`.
     branch_gates: `[B, T, N, 3]`.
     weights: the compression weights of keys and values.
     sizes: C, d, `block_size`, `num_blocks`.
-    past: which compressed keys are visible.
-    windowed: the output of the third branch.
+    visible: the visible compressed keys.
+    window_output: the output of the third branch.
     **options: `is_causal`, for the selected keys, and `scale`.
   """
   query, key, value = qkv
   scale, block_size = options["scale"], sizes[2]
-  small, read, shown = _compress(key, value, keep, weights, sizes[1])
+  *compressed, has_keys = _compress(key, value, keep, weights, sizes[1])
   total = -(-key.shape[1] // block_size)
-  blocks = selected_blocks(query, small, shown, places, sizes, total, scale)
-  parts: list[Any] = [
+  blocks = nsa_blocks(
+    query, compressed[0], has_keys, positions, sizes, total, scale
+  )
+  branches: list[Any] = [
     flash_attention(
-      query, small, read, visible=past & key_mask(shown), scale=scale
+      query, *compressed, visible=visible & key_mask(has_keys), scale=scale
     ),
     selected_attention(
       *qkv,
@@ -162,22 +173,22 @@ def _attend(
       mask=keep[:, None, None],
       **options,
     ),
-    windowed,
+    window_output,
   ]
   branch_gates = branch_gates.astype(jnp.float32)
-  out = sum(branch_gates[..., i, None] * x for i, x in enumerate(parts))
+  out = sum(branch_gates[..., i, None] * x for i, x in enumerate(branches))
   return jnp.asarray(out).astype(query.dtype)
 
 
 def _num_compressed(length, size, stride):
-  """M, at least 1."""
+  """The number M of compressed keys, at least 1."""
   return max((length - size) // stride + 1, 1)
 
 
 def _compress(key, value, keep, weights, stride):
-  """Compressed keys `[B, M, K, H]`, values, and whether each has a key `[B, M]`.
+  """Compressed keys `[B, M, K, H]`, values, and whether each has an unmasked key.
 
-  M ≥ 1: fewer than C positions give one block, padded with zeros, which no query sees.
+  Fewer than C positions give one block, padded with zeros, which no query sees.
   """
   key_weights, value_weights = weights
   size = key_weights.shape[1]
@@ -185,21 +196,21 @@ def _compress(key, value, keep, weights, stride):
   length = (count - 1) * stride + size
 
   def mix(x, weights):
-    """Σ_j w_j x_{i·d+j}, some strides of a block at a time."""
+    """Σ_j w_j x_{i·d+j}, as a sum over the strides of a block."""
     x = pad(x[:, :length], max(length - x.shape[1], 0)).astype(jnp.float32)
-    units = x.reshape(x.shape[0], -1, stride, *x.shape[2:])
-    parts = weights.reshape(weights.shape[0], -1, stride)
-    mixed = [
-      layout.dot("kd,bmdkh->bmkh", parts[:, r], units[:, r : r + count])
-      for r in range(parts.shape[1])
+    strides = x.reshape(x.shape[0], -1, stride, *x.shape[2:])
+    weights = weights.reshape(weights.shape[0], -1, stride)
+    products = [
+      layout.dot("kd,bmdkh->bmkh", weights[:, r], strides[:, r : r + count])
+      for r in range(weights.shape[1])
     ]
-    return functools.reduce(jnp.add, mixed)
+    return functools.reduce(jnp.add, products)
 
   key, value = (layout.zero_masked(x, keep) for x in (key, value))
   ones = jnp.ones_like(key_weights[:1])
-  shown = mix(keep[..., None, None], ones)[..., 0, 0] > 0
-  small = mix(key, key_weights).astype(key.dtype)
-  return small, mix(value, value_weights).astype(value.dtype), shown
+  has_keys = mix(keep[..., None, None], ones)[..., 0, 0] > 0
+  compressed = mix(key, key_weights).astype(key.dtype)
+  return compressed, mix(value, value_weights).astype(value.dtype), has_keys
 
 
 @attention_factory
@@ -215,12 +226,12 @@ def nsa(
   Args:
     compress_size: C.
     stride: d.
-    block_size: keys of a selected block.
-    num_blocks: the number of blocks of a query: three fixed, the others selected.
-    window: keys of the window.
+    block_size: the number of keys in a selected block.
+    num_blocks: the number of blocks of a query: three are fixed, the others selected.
+    window: the number of keys in the window.
 
   Returns:
-    An `Attention` with `gates`, causal only, that decodes with a `DenseCache`. Each
+    A causal `Attention` with `gates`, that decodes with a `DenseCache`. Each
     decoded position compresses all S keys again. Its parameters are
     `gate_kernel [F, N, 3]`, and `key_weights` and `value_weights [K, C]`, initially
     1/C.
@@ -229,19 +240,19 @@ def nsa(
     ValueError: an argument is not a positive int, `num_blocks` is below 3, or
       `stride` does not divide `compress_size` and `block_size`.
 
-  Departs from its paper in g, which an MLP computes there.
+  In the paper, an MLP computes g.
   """
   sizes = compress_size, stride, block_size, num_blocks
   _check_sizes(
     num_blocks, stride, compress_size=compress_size, block_size=block_size
   )
-  own = {
+  options = {
     "stride": stride,
     "block_size": block_size,
     "num_blocks": num_blocks,
     "window": window,
   }
-  attend = make_apply("nsa", nsa_attention, lambda x: weights(x) | own)
+  attend = make_apply("nsa", nsa_attention, lambda x: weights(x) | options)
 
   def init(key, dims):
     checks.check_features("nsa", dims.features)
@@ -254,7 +265,7 @@ def nsa(
       }
     }
 
-  def read(variables, inputs):
+  def branch_gates(variables, inputs):
     x = gates.project(inputs, variables["params"]["gate_kernel"])
     return {"branch_gates": jax.nn.sigmoid(x)}
 
@@ -263,27 +274,27 @@ def nsa(
     return {name: variables["params"][name] for name in names}
 
   def apply(variables, query, key, value, **call):
-    gates.check_given("nsa", call, "branch_gates")
+    gates.check_gates("nsa", call, "branch_gates")
     return attend(variables, query, key, value, **call)
 
   def decode(variables, cache, query, key, value, *, branch_gates, scale=None):
     index, cache = cache.index[:, None], append(cache, key, value)
-    slots = jnp.arange(cache.key.shape[1])[None]
-    count = _num_compressed(slots.size, compress_size, stride)
+    positions = jnp.arange(cache.key.shape[1])[None]
+    count = _num_compressed(positions.size, compress_size, stride)
     ends = jnp.arange(count)[None] * stride + compress_size - 1
     out = _attend(
       (query, cache.key, cache.value),
-      slots <= index,
+      positions <= index,
       index,
       branch_gates,
       weights(variables).values(),
       sizes,
-      past=key_mask(ends <= index),
-      windowed=flash_attention(
+      visible=key_mask(ends <= index),
+      window_output=flash_attention(
         query,
         cache.key,
         cache.value,
-        visible=key_mask((slots <= index) & (slots > index - window)),
+        visible=key_mask((positions <= index) & (positions > index - window)),
         scale=scale,
       ),
       is_causal=False,
@@ -295,7 +306,7 @@ def nsa(
     variables, cache, query, key, value, lengths, *, branch_gates, scale=None
   ):
     del variables, query, branch_gates, scale  # The cache stores plain keys.
-    return kept_prompt(cache, key, value, lengths)
+    return prefill_dense(cache, key, value, lengths)
 
   return Attention(
     init=init,
@@ -306,7 +317,7 @@ def nsa(
     supports=frozenset({"causal", "mask", "decode"}),
     approximates="dense",
     causal_only=True,
-    gates=read,
+    gates=branch_gates,
     sizes=Hyperparameters(
       short={
         "compress_size": 8,

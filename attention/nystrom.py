@@ -57,31 +57,30 @@ def nystrom_attention(
   A A⁺ A = A, which is dense attention.
 
   Landmarks, softmax and pseudo-inverse are float32 for inputs of any dtype. Padding
-  never affects the output of an example. A query at a masked position still gets its
-  row of F, like a query from outside the sequence. An example without tokens outputs
-  zeros. With grouped heads, every query head has its own A.
+  never affects the output of an example. A query at a masked position still attends to
+  the landmarks. An example without tokens outputs zeros. With grouped heads, every
+  query head has its own A.
 
   Args:
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    num_landmarks: L; with T or more, the result is that of dense attention, as far as
-      the iteration has converged.
+    num_landmarks: L; with T or more, the result is that of dense attention, up to the
+      convergence of the iteration.
     pinv_iterations: the number of steps of the iteration.
-    shared_start: whether to divide all starting matrices by the largest norm in the
-      batch, as the paper's code does, instead of each by its own. Published weights
+    shared_start: whether to divide all initial matrices by the largest norm in the
+      batch, as in the paper's code, instead of each by its own. Published weights
       expect it. Examples then affect each other unless the iteration has converged.
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because every landmark mixes positions.
-    block_size: C, the number of positions in a tile; None is the platform's choice.
+    block_size: C, the number of positions in a tile; None means the platform's choice.
     axis_name: mesh axis inside `jax.shard_map`. Means and B V are summed over the
-      devices, which exchange L rows per head three times, at any length.
-    scale: factor of the logits; None is 1/√H.
+      devices, which exchange L rows per head three times, independent of the length.
+    scale: factor of the logits; None means 1/√H.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`. Weights of the effective matrix sum
-    to 1 in a row only as far as the iteration has converged, and may be
-    negative.
+    `[B, T, N, V]` in the dtype of `query`. The rows of the effective matrix
+    sum to 1 only if the iteration has converged, and weights may be negative.
 
   Raises:
     ValueError: query and key have different lengths, the mask varies along
@@ -89,27 +88,27 @@ def nystrom_attention(
 
   Cost, with M = min(L, T): time T·M·N·(H+V) + pinv_iterations·N·M³; memory in
   addition to the arrays B·N·M·(C+M) for tiles of C positions, in the backward pass
-  five M×M matrices for each iteration and head, and B·T·M numbers where runs have
-  different lengths. Nothing is T×S.
+  five M×M matrices for each iteration and head, and B·T·M numbers if runs have
+  different lengths. No array is T×S.
 
-  Departs from its paper in masks, in that L need not divide T, and in that each matrix
-  starts by its own norms unless `shared_start`.
+  Differs from the paper in masks, in that L need not divide T, and in that each initial
+  matrix is divided by its own norms unless `shared_start`.
 
   Paper: Nyströmformer: a Nyström-based algorithm for approximating
   self-attention, sections 3.2 and 3.3, arXiv:2102.03902.
   """
   if is_causal:
     raise ValueError(
-      "is_causal: expected False, got True, as every landmark is a mean over "
-      "positions on both sides; use performer attention, which is linear and "
-      "causal, or dense or sliding_window attention"
+      "is_causal: expected False, got True; every landmark is a mean over "
+      "earlier and later positions; use performer, dense or sliding_window "
+      "attention"
     )
   length = query.shape[1]
   if key.shape[1] != length:
     raise ValueError(
       f"key: expected the length of query, {length}, got {key.shape[1]}, as "
-      "one mask tells which tokens are averaged in both; use dense, performer "
-      "or linformer attention across sequences"
+      "one mask applies to both; for cross-attention use dense, performer or "
+      "linformer"
     )
   keep = checks.key_mask(
     mask,
@@ -120,7 +119,7 @@ def nystrom_attention(
   )
   scale = checks.softmax_scale(scale, query.shape[-1])
   tokens = jnp.ones((query.shape[0], length), bool) if keep is None else keep
-  # A token's run follows from its rank among the tokens of all devices.
+  # The run of a token depends on its rank among the tokens of all devices.
   rank = jnp.cumsum(tokens, axis=1) - 1
   total = jnp.sum(tokens, axis=1, keepdims=True)
   devices = 1
@@ -132,15 +131,15 @@ def nystrom_attention(
     total = jnp.sum(totals, axis=0)
   count = min(num_landmarks, length * devices)
   runs = rank * count // jnp.maximum(total, 1)
-  # `one_hot` gives zeros for a number that no run has.
+  # `one_hot` gives zeros for −1.
   members = jax.nn.one_hot(
     jnp.where(tokens, runs, -1), count, dtype=jnp.float32
   )
   sizes = _psum(jnp.sum(members, axis=1), axis_name)
-  exists = both = None
+  has_tokens = pairs = None
   if keep is not None:
-    exists = sizes > 0
-    both = exists[:, None, :, None] & exists[:, None, None]
+    has_tokens = sizes > 0
+    pairs = has_tokens[:, None, :, None] & has_tokens[:, None, None]
 
   def means(x):
     """Means over the tokens of each run, in float32; zeros for an empty run."""
@@ -157,11 +156,11 @@ def nystrom_attention(
   keys = jnp.repeat(keys, query.shape[2] // key.shape[2], axis=2)
   # The matrix A; a landmark without tokens has a row and a column of zeros.
   matrix = jnp.einsum("BLNH,BMNH->BNLM", queries, keys, precision=_EXACT)
-  matrix = masked_softmax(matrix, both)
+  matrix = masked_softmax(matrix, pairs)
   inverse = _pseudo_inverse(matrix, pinv_iterations, shared_start)
 
   # B V: the landmarks are the queries.
-  mixed, lse = attend(
+  values, lse = attend(
     queries,
     key.astype(jnp.float32),
     value.astype(jnp.float32),
@@ -170,14 +169,14 @@ def nystrom_attention(
     block=(block_size, block_size),
   )
   if axis_name is not None:
-    mixed, _ = sharding.merged_over(axis_name, mixed, lse)
-  mixed = jnp.einsum("BNLM,BMNV->BLNV", inverse, mixed, precision=_EXACT)
+    values, _ = sharding.merge_over_devices(axis_name, values, lse)
+  values = jnp.einsum("BNLM,BMNV->BLNV", inverse, values, precision=_EXACT)
   # F (A⁺ B V): the landmarks are the keys.
   out, _ = attend(
     query.astype(jnp.float32),
     scale * keys,
-    mixed,
-    Visible() if exists is None else key_mask(exists),
+    values,
+    Visible() if has_tokens is None else key_mask(has_tokens),
     Logits(scale=1.0),
     block=(block_size, count),
   )
@@ -185,11 +184,11 @@ def nystrom_attention(
 
 
 _EXACT = jax.lax.Precision.HIGHEST
-"""Inverting small singular values would magnify rounding errors."""
+"""The inversion of small singular values magnifies rounding errors."""
 
 
 def _psum(x: Array, axis_name: str | None) -> Array:
-  """The sum over the devices of `axis_name`; None is one device."""
+  """The sum over the devices of `axis_name`; None means one device."""
   return x if axis_name is None else jax.lax.psum(x, axis_name)
 
 
@@ -199,13 +198,13 @@ def _pseudo_inverse(
   """The pseudo-inverse of stochastic matrices, by the paper's iteration.
 
   A singular value σ ≪ 1 of A starts as σ/‖A‖₁ in Z and grows by 13/4 in each
-  step until it reaches 1/σ. Where σ is 0, float32's rounding error grows in the same
+  step until it reaches 1/σ. If σ is 0, float32's rounding error grows in the same
   way and becomes visible in singular matrices after about ten steps.
 
   Args:
     matrix: `[B, N, L, L]`; each row sums to 1, or is zeros.
     iterations: the number of steps, each of four products.
-    shared_start: whether to start all matrices by the largest ‖A‖₁ among them.
+    shared_start: whether to divide all initial matrices by the largest ‖A‖₁.
 
   Returns:
     Z `[B, N, L, L]`, which converges to the pseudo-inverse with order three.
@@ -234,27 +233,27 @@ def _convolve(
 ) -> Float[Array, "B T N V"]:
   """Σ_j kernel[j, n] · value[t + j − (R−1)/2, k(n)], zeros outside the sequence.
 
-  A block of C positions is the product of the kernel's band matrix and the C + R − 1
-  values around the block.
+  A block of C positions is the product of a band matrix of the kernel and C + R − 1
+  values.
   """
   if mask is not None:
     value = jnp.where(mask[:, 0, 0, :, None, None], value, 0)
   batch, length, heads, features = value.shape
-  taps, side = len(kernel), len(kernel) // 2
+  taps, radius = len(kernel), len(kernel) // 2
   size = max(backend.DIAGONAL_ROWS, taps - 1)
   count = -(-length // size)
-  value = sharding.with_halo(value, side, side, axis_name)
+  value = sharding.exchange_halo(value, radius, radius, axis_name)
   value = pad(value, (count + 1) * size - value.shape[1])
   blocks = split_blocks(value.astype(jnp.float32), size)
-  around = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]
-  around = jnp.concatenate(around, axis=2)
+  windows = [blocks[:, :-1], blocks[:, 1:, : taps - 1]]
+  windows = jnp.concatenate(windows, axis=2)
   tap = jnp.arange(size + taps - 1)[None] - jnp.arange(size)[:, None]
   kernel = kernel.astype(jnp.float32).reshape(taps, heads, -1)
   band = kernel.at[tap].get(
     mode="fill", fill_value=0, wrap_negative_indices=False
   )
-  out = jnp.einsum("CDKJ,BMDKV->BMCKJV", band, around, precision=_EXACT)
-  # On a mesh with explicit axis types, a reshape merges one pair of axes.
+  out = jnp.einsum("CDKJ,BMDKV->BMCKJV", band, windows, precision=_EXACT)
+  # On a mesh with explicit axis types, a reshape can merge only one pair of axes.
   out = out.reshape(batch, count, size, -1, features)
   return out.reshape(batch, count * size, -1, features)[:, :length]
 
@@ -272,15 +271,14 @@ def nystrom(
     num_landmarks: L.
     pinv_iterations: the number of steps of the pseudo-inverse.
     conv_kernel_size: the odd size of a depth-wise convolution of the values along the
-      sequence, which is added to the output, with one trained filter per query head,
-      as in the paper's code (which uses 35 for long inputs). Masked values count as
-      zeros. None adds nothing.
+      sequence, which is added to the output, with one trained filter per query head, as
+      in the paper's code (which uses 35 for long inputs). Masked values are zeros. None
+      means no convolution.
     shared_start: as in `nystrom_attention`.
 
   Returns:
-    An `Attention`; with a convolution its variables are {'params':
-    {'conv_kernel': `[conv_kernel_size, N]`}}, drawn from
-    N(0, 1/conv_kernel_size).
+    An `Attention`; with a convolution its parameter is `conv_kernel
+    [conv_kernel_size, N]`, drawn from N(0, 1/conv_kernel_size).
   """
   if conv_kernel_size is not None and conv_kernel_size % 2 == 0:
     raise ValueError(
@@ -301,10 +299,10 @@ def nystrom(
     "shared_start": shared_start,
   }
 
-  attend_by_landmarks = make_apply("nystrom", nystrom_attention, lambda _: own)
+  attend_landmarks = make_apply("nystrom", nystrom_attention, lambda _: own)
 
   def apply(variables, query, key, value, **call):
-    out = attend_by_landmarks(variables, query, key, value, **call)
+    out = attend_landmarks(variables, query, key, value, **call)
     if conv_kernel_size is None:
       return out
     kernel = variables["params"]["conv_kernel"]

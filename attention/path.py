@@ -1,14 +1,14 @@
 """PaTH attention (Yang et al., 2025): Householder products between key and query.
 
-H_j = I − β_j w_j w_jᵀ. Inside of a block of C positions, with A = (I + stril(diag(β) W
-Wᵀ))⁻¹ diag(β) and U = A W (the UT transform of `recurrence`),
+Let H_j = I − β_j w_j w_jᵀ. Within a block of C positions, with
+A = (I + stril(diag(β) W Wᵀ))⁻¹ diag(β) and U = A W (the UT transform of `recurrence`),
 
     q_tᵀ H_t ⋯ H_1 = q_tᵀ − tril(Q Wᵀ)_t U
     H_C ⋯ H_{s+1} k_s = k_s − Wᵀ (A stril(W Kᵀ))_{·s}        H_C ⋯ H_1 = I − Wᵀ U
 
-so its scores are tril(Q Kᵀ) − tril(Q Wᵀ) A stril(W Kᵀ). Queries then visit the blocks to
-their left (`scan.scan_leftward`). At each block they score its keys, transformed to the
-end of the block, and are then multiplied by the block's product.
+so the scores are tril(Q Kᵀ) − tril(Q Wᵀ) A stril(W Kᵀ). Queries then visit the blocks
+to their left (`scan.scan_leftward`). At each block, they attend to its keys,
+transformed to the end of the block, and are then multiplied by its product of H.
 """
 
 from typing import Any
@@ -68,35 +68,34 @@ def path_attention(
     query: `[B, T, N, H]`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
-    householder: w for each key head. With |w| = 1 and β up to 2 no product grows;
-      longer vectors need β|w|² ≤ 2. With β = 0, H is the identity.
+    householder: w for each key head. Products of H do not grow if β|w|² ≤ 2, for
+      example with |w| = 1 and β up to 2. With β = 0, H is the identity.
     beta: β.
     log_forget: log f ≤ 0 of forget gates, as in `dense_attention` (PaTH-FoX).
     mask: key mask `[B, 1, 1, T]`. At a masked position, H is the identity and the
       forget gate is 1.
-    is_causal: must be True, because products run from a query to the left.
-    block_size: C, raised to a power of two; it affects only rounding. None is at most
-      `BLOCK` on a CPU, and what `backend` allows elsewhere.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: must be True, because products are over positions before the query.
+    block_size: C, rounded up to a power of two; it affects only rounding. None means at
+      most `BLOCK` on a CPU, and the choice of `backend` elsewhere.
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, T]`.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
-  Results and errors: as `flash_attention`, and ValueError where
-  `is_causal` is False. All positions between a query and a key of a segment affect
-  their score, whatever their own segments. Everything is float32 for inputs of any
-  dtype.
+  Results and errors: as in `flash_attention`, and ValueError where
+  `is_causal` is False. All positions between a query and a key affect their
+  score, even those of other segments. All computation is in float32.
 
   Cost: time ½·T²·N·(2·H+V) and T·N·C·(C+3·H); memory T·N·(H+V) and T·K·H²/C, with
   gradients also T·N·(H+V) for one block of queries at a time.
 
-  Departs from its paper in masks. Papers: PaTH attention, arXiv:2505.16381; forget
+  Extends the paper to masks. Papers: PaTH attention, arXiv:2505.16381; forget
   gates: Forgetting transformer, arXiv:2503.02130.
   """
   if not is_causal:
     raise ValueError(
-      "is_causal: expected True, got False; products run from a query to the left; "
-      "use dense attention in both directions"
+      "is_causal: expected True, got False; products are over positions before the "
+      "query; use dense attention in both directions"
     )
   keep = checks.key_mask(mask, query, key)
   length = query.shape[1]
@@ -109,7 +108,7 @@ def path_attention(
   ids = keep, query_segment_ids, key_segment_ids
   arrays = query.astype(jnp.float32) * scale, *arrays[:-1], sums, ids
   arrays = split_blocks(arrays, size)
-  states, keys = block_map(_own_block, 1, *arrays)
+  states, keys = block_map(_attend_own_block, 1, *arrays)
   rows = states, *arrays[-2:]
   states = scan_leftward(lambda rows: rows[0], _visit, rows, keys)
   _, out, lse = (join_blocks(x, length) for x in states)
@@ -133,7 +132,7 @@ def _zero_masked(arrays: Any, keep: Bool[Array, "B T"] | None) -> Any:
 
 
 def _block_transition(key, householder, beta):
-  """Keys at the end of a block, its product, A stril(W Kᵀ) and U; heads come first."""
+  """Keys at the end of a block, its product of H, A stril(W Kᵀ) and U; heads first."""
   overlaps = dot("bkch,bkdh->bkcd", householder, householder)
   solution = inverse(jnp.tril(beta * overlaps, -1)[:, :, None])[:, :, 0]
   solution *= jnp.swapaxes(beta, 2, 3)
@@ -164,8 +163,8 @@ def _final_keys(key, householder, beta):
   return join_blocks(jnp.moveaxis(keys, 0, 1), length)
 
 
-def _own_block(query, key, value, householder, beta, sums, ids):
-  """The state of queries after their own block, and what visits to others need."""
+def _attend_own_block(query, key, value, householder, beta, sums, ids):
+  """The state of queries after their own block, and its arrays for later queries."""
   query, key, value, householder, beta = (
     jnp.swapaxes(x, 1, 2) for x in (query, key, value, householder, beta)
   )
@@ -173,32 +172,32 @@ def _own_block(query, key, value, householder, beta, sums, ids):
   dots = jnp.tril(query_dot("bkqh,bkdh->bkqd", query, householder))
   scores = query_dot("bkqh,bkdh->bkqd", query, key)
   scores -= query_dot("bkqd,bkde->bkqe", dots, changes)
-  out, lse = _part(scores, value, sums, sums, ids, ids, right=0)
+  out, lse = _attend_block(scores, value, sums, sums, ids, ids, right=0)
   query -= query_dot("bkqd,bkdh->bkqh", dots, kernel)
   return (query, out, lse), (end, value, product, sums, ids)
 
 
 def _visit(rows, state, keys):
-  """The state of queries after the block of keys to their left."""
+  """The state of queries after another block of keys to their left."""
   _, sums, ids = rows
   key, value, product, key_sums, key_ids = keys
   query, *output = state
   scores = query_dot("bkqh,bkdh->bkqd", query, key)
-  part = _part(scores, value, sums, key_sums, ids, key_ids)
+  result = _attend_block(scores, value, sums, key_sums, ids, key_ids)
   query = query_dot("bkqh,bkhg->bkqg", query, product)
-  return query, *merge(tuple(output), part)
+  return query, *merge(tuple(output), result)
 
 
-def _part(scores, value, sums, key_sums, ids, key_ids, right=None):
+def _attend_block(scores, value, sums, key_sums, ids, key_ids, right=None):
   """(out, lse) of queries over a block of keys."""
   if sums is not None:
-    # Pairs of numbers, whose differences lose no precision.
-    between = jnp.sum(sums[:, :, None] - key_sums[:, None], axis=4)
-    scores += between.transpose(0, 3, 1, 2)
-  shown = visible_in_tile(
+    # Sums are pairs of numbers, whose differences lose no precision.
+    log_forget = jnp.sum(sums[:, :, None] - key_sums[:, None], axis=4)
+    scores += log_forget.transpose(0, 3, 1, 2)
+  visible = visible_in_tile(
     scores.shape[3], key_ids[0], ids[1], key_ids[2], right
   )
-  weights, lse = softmax_and_lse(scores, shown)
+  weights, lse = softmax_and_lse(scores, visible)
   return query_dot("bkqd,bkdv->bkqv", weights, value), lse
 
 
@@ -210,10 +209,10 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
 
   Args:
     rank: R, of W₁ `[F, R]` and W₂ `[R, K, H]`.
-    forget: a forget gate for each head, as `dense` takes it (PaTH-FoX).
+    forget: whether each head has a forget gate, as in `dense` (PaTH-FoX).
 
   Returns:
-    An `Attention` with `gates`, causal only. Its cache has the values, and the keys in
+    A causal `Attention` with `gates`. Its cache stores values, and keys in
     float32; each decoding step multiplies all keys by its H_t. Its parameters are
     `householder_down [F, R]`, `householder_up [R, K, H]`, `rate_kernel [F, K]` and
     `rate_bias [K]`, with `forget` also those of `dense`.
@@ -237,7 +236,7 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
     }
     return {"params": {**params, **exact.init(keys[3], dims).get("params", {})}}
 
-  def read(variables, inputs):
+  def compute_gates(variables, inputs):
     p = variables["params"]
     kernels = p["householder_down"], p["householder_up"]
     rate = gates.project(inputs, p["rate_kernel"]) + p["rate_bias"][None, None]
@@ -247,7 +246,7 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
 
   def attend(query, key, value, **call):
     if forget:
-      gates.check_given("path", call, "log_forget")
+      gates.check_gates("path", call, "log_forget")
     return path_attention(query, key, value, **call)
 
   def init_cache(*args):
@@ -258,16 +257,16 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
     variables, cache, *qkv, householder, beta, scale=None, log_forget=None
   ):
     options = {"scale": scale, "log_forget": log_forget}
-    along = jnp.sum(cache.key * householder, axis=-1, keepdims=True)
-    keys = cache.key - beta[..., None] * along * householder
+    products = jnp.sum(cache.key * householder, axis=-1, keepdims=True)
+    keys = cache.key - beta[..., None] * products * householder
     cache = cache._replace(key=keys.astype(cache.key.dtype))
     return exact.decode(variables, cache, *qkv, **options)
 
   def prefill(variables, cache, *arrays, householder, beta, **options):
     query, key, value, lengths = arrays
-    is_read = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
+    in_prompt = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
     keys = _final_keys(
-      *_zero_masked((key, householder, beta[..., None]), is_read)
+      *_zero_masked((key, householder, beta[..., None]), in_prompt)
     )
     arrays = query, keys, value, lengths
     return exact.prefill(variables, cache, *arrays, **options)
@@ -281,5 +280,5 @@ def path(rank: int = 32, forget: bool = False) -> Attention:
     prefill=prefill,
     supports=frozenset(supports),
     causal_only=True,
-    gates=read,
+    gates=compute_gates,
   )

@@ -5,8 +5,8 @@ features, so with x̃ = √scale · x and M drawn rows ω_m
 
   exp(scale · q·k) ≈ Σ_m φ_m(q) φ_m(k),  φ_m(x) = exp(ω_m·x̃ − |x̃|²/2) / √M
 
-and attention becomes a product with one M×V state instead of a T×S matrix. This
-module computes the features, for the softmax kernel as logarithms;
+and attention becomes a product with one M×V state instead of a T×S matrix. This file
+computes the features, or their logarithms for the softmax kernel;
 `attention.recurrent.features` keeps their sums in the range of float32.
 """
 
@@ -57,24 +57,24 @@ def performer_attention(
     kernel: 'softmax' for φ_m(x) = exp(ω_m·x̃ − |x̃|²/2)/√M, 'relu' for
       φ_m(x) = max(ω_m·x̃/√M, 0) + 0.001, with x̃ = √scale · x. 'relu' is
       another kernel and does not approximate softmax.
-    scale: factor of the approximated logits, > 0; None is 1/√H.
+    scale: factor of the approximated logits, > 0; None means 1/√H.
     mask: key mask `[B, 1, 1, S]`.
-    is_causal: query t sees keys s ≤ t only.
+    is_causal: query t sees only keys s ≤ t.
     block_size: C, the number of positions of a chunk.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
 
   Returns:
-    `[B, T, N, V]` in the dtype of `query`. A query that sees no key gets zeros.
+    `[B, T, N, V]` in the dtype of `query`. A query that sees no key outputs zeros.
 
   Raises:
     ValueError: the mask varies along queries.
 
-  Cost: time and memory as `linear_attention`; where scores of a chunk leave float32's
+  Cost: time and memory as in `linear_attention`; if scores of a chunk leave float32's
   range also 2·T·N·M·log₂ C exponentials. The error against softmax falls as 1/√M and
   grows with exp(|q||k|).
 
-  Departs from the paper's code in that the softmax kernel has no epsilon, and in that a
-  running log-scale replaces the maximum over all keys. Paper: Rethinking attention
+  Unlike in the paper's code, the softmax kernel has no epsilon, and a running log-scale
+  replaces the maximum over all keys. Paper: Rethinking attention
   with Performers, arXiv:2009.14794, sections 2.2–2.4.
   """
   phi = _feature_map(
@@ -97,9 +97,9 @@ def orthogonal_features(
 ) -> Float[Array, "M H"]:
   """Draws M random features; the directions in each block of H are orthogonal.
 
-  The rows of a block are rotated uniformly and have the lengths of independent Gaussian
-  rows. So each row by itself is N(0, 1), and the estimate stays unbiased with a lower
-  variance (paper, section 2.4 and appendix B.2).
+  The rows of a block have uniform random directions and the lengths of independent
+  Gaussian rows. So each row has the distribution N(0, I), and the estimate is unbiased,
+  with a lower variance (paper, section 2.4 and appendix B.2).
 
   Raises:
     ValueError: a size is below 1.
@@ -122,16 +122,16 @@ def _feature_map(scale, head_dim, *, projection, kernel) -> FeatureMap:
   return FeatureMap(function, len(projection), is_log, params)
 
 
-def _softmax_log_features(x, projection, root):
+def _softmax_log_features(x, projection, root_of_scale):
   """Log φ without the factor 1/√M, which cancels in the quotient."""
-  x = x * root
+  x = x * root_of_scale
   products = jnp.einsum("...H,MH->...M", x, projection)
   return products - 0.5 * jnp.sum(x * x, axis=-1, keepdims=True)
 
 
-def _relu_features(x, projection, root):
+def _relu_features(x, projection, root_of_scale):
   """φ of the 'relu' kernel."""
-  products = jnp.einsum("...H,MH->...M", x * root, projection)
+  products = jnp.einsum("...H,MH->...M", x * root_of_scale, projection)
   products /= jnp.sqrt(jnp.float32(len(projection)))
   # Not `jax.nn.relu`, because XLA's maximum may turn NaN into 0.
   return jnp.where(products < 0.0, 0.0, products) + _RELU_EPSILON
@@ -146,7 +146,7 @@ def performer(num_features: int = 256, kernel: Kernel = "softmax") -> Attention:
     kernel: 'softmax' or 'relu'.
 
   Returns:
-    An `Attention` whose projection is drawn by `init` and kept in `constants`. It
+    An `Attention` whose projection is drawn by `init` and stored in `constants`. It
     decodes with one state of K·M·(H+2) numbers per example, or K·M·(H+1) for 'relu'.
 
   Raises:

@@ -7,8 +7,8 @@ from attention import mechanism
 
 
 def __getattr__(name: str) -> Any:
-  """What `attention.mechanism` has, with a DeprecationWarning."""
+  """An attribute of `attention.mechanism`, with a DeprecationWarning."""
   value = getattr(mechanism, name)
-  told = f"attention.plug.{name} is attention.mechanism.{name} now"
-  warnings.warn(told, DeprecationWarning, stacklevel=2)
+  message = f"attention.plug.{name} is attention.mechanism.{name} now"
+  warnings.warn(message, DeprecationWarning, stacklevel=2)
   return value

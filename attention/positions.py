@@ -1,16 +1,14 @@
-"""Position encodings for attention: T5, ALiBi, DeBERTa's buckets and rotary.
+"""Position encodings for attention: T5, ALiBi, DeBERTa's buckets, rotary positions.
 
-T5 and ALiBi add a number to the logits that depends only on the distance of key
-from query. Both are tables `[N, 2L+1]` for distances -L … L, whose outer entries
-also serve all larger distances. `dense_attention`, `flash_attention`,
-`sliding_window_attention` and `multiplicative_attention` take them as
-`relative_bias`, and `attention.softmax.logits` adds them without a T×S array. Shaw's
-relative keys `[2L+1, H]` need no function: the trained table itself is the
-argument `relative_keys`. It may also be a table per head, `[N, 2L+1, H]`:
-Transformer-XL's logits are then those of the query q + u with a bias
-scale · (v − u) · r. With `relative_queries` as well, it is disentangled attention,
-whose tables are the rows of projected embeddings at `deberta_buckets`. Rotary positions
-rotate queries and keys before a mechanism sees them.
+T5 and ALiBi add a bias to the logits that depends only on the distance of key from
+query. Both are tables `[N, 2L+1]` for distances -L … L; larger distances use the outer
+entries. `dense_attention`, `flash_attention`, `sliding_window_attention` and
+`multiplicative_attention` take them as `relative_bias`, without a T×S array.
+Shaw's relative keys need no function: the trained table `[2L+1, H]` is the argument
+`relative_keys`. With one table per head, `[N, 2L+1, H]`, Transformer-XL's logits are
+those of the query q + u with a bias scale · (v − u) · r. With `relative_queries` as
+well, it is disentangled attention, whose tables are the rows `deberta_buckets` of
+projected embeddings. Rotary positions rotate queries and keys before the mechanism.
 """
 
 from collections.abc import Mapping
@@ -30,16 +28,16 @@ from attention.platform import backend
 def t5_buckets(
   max_distance: int = 128, *, num_buckets: int = 32, is_causal: bool = False
 ) -> Int[np.ndarray, "D"]:
-  """The bucket of every distance s − t from -L to L, L = `max_distance`.
+  """Returns T5's bucket of every distance s − t from -L to L, L = `max_distance`.
 
   Each small distance has its own bucket. Larger distances share buckets, spaced
-  logarithmically up to L; the last bucket also holds all distances beyond L. Keys after
-  the query have their own half of the buckets, or bucket 0 if causal, as in T5's code.
+  logarithmically up to L; the last bucket also contains all distances beyond L. Later
+  keys have their own half of the buckets, or bucket 0 if causal, as in T5's code.
 
   Args:
     max_distance: L.
-    num_buckets: the total for both directions.
-    is_causal: whether all buckets serve distances s − t ≤ 0.
+    num_buckets: the number for both directions together.
+    is_causal: whether all buckets are for distances s − t ≤ 0.
 
   Returns:
     `[2L+1]` integers in [0, num_buckets).
@@ -56,24 +54,24 @@ def t5_buckets(
   ):
     checks.check_at_least(name, size, 1)
   checks.check_flag("is_causal", is_causal)
-  one_way = num_buckets if is_causal else num_buckets // 2
-  exact = one_way // 2
+  per_direction = num_buckets if is_causal else num_buckets // 2
+  exact = per_direction // 2
   if exact < 1 or max_distance <= exact:
     raise ValueError(
-      f"max_distance: expected more than {exact}, half of the {one_way} buckets "
-      f"of a direction, and num_buckets of at least {2 if is_causal else 4}, "
-      f"got {max_distance} and {num_buckets}"
+      f"max_distance: expected more than {exact}, half of the "
+      f"{per_direction} buckets of a direction, and num_buckets of at least "
+      f"{2 if is_causal else 4}, got {max_distance} and {num_buckets}"
     )
   distance = np.arange(-max_distance, max_distance + 1)
-  back = np.maximum(-distance, 0) if is_causal else np.abs(distance)
-  logarithm = np.log(np.maximum(back, 1) / exact) / math.log(
+  size = np.maximum(-distance, 0) if is_causal else np.abs(distance)
+  logarithm = np.log(np.maximum(size, 1) / exact) / math.log(
     max_distance / exact
   )
   # T5 adds float32's epsilon, so that exact powers do not land one bucket too low.
   epsilon = np.finfo(np.float32).eps
-  shared = exact + ((logarithm + epsilon) * (one_way - exact)).astype(int)
-  bucket = np.where(back < exact, back, np.minimum(shared, one_way - 1))
-  return bucket if is_causal else bucket + one_way * (distance > 0)
+  shared = exact + ((logarithm + epsilon) * (per_direction - exact)).astype(int)
+  bucket = np.where(size < exact, size, np.minimum(shared, per_direction - 1))
+  return bucket if is_causal else bucket + per_direction * (distance > 0)
 
 
 def t5_bias(
@@ -82,11 +80,11 @@ def t5_bias(
   *,
   is_causal: bool = False,
 ) -> Float[Array, "N D"]:
-  """T5's relative bias as a table: row `bucket(s − t)` of a trained embedding.
+  """Returns T5's relative bias: row `bucket(s − t)` of a trained embedding.
 
   Args:
-    embedding: `[num_buckets, N]`; T5 trains one for all layers of a stack.
-    max_distance: L; farther keys share its bucket.
+    embedding: `[num_buckets, N]`; all layers of a stack of T5 share one.
+    max_distance: L; larger distances share its bucket.
     is_causal: as in `t5_buckets`.
 
   Returns:
@@ -95,7 +93,7 @@ def t5_bias(
 
   Raises:
     ValueError: `max_distance` is so small that no distances share a bucket, or
-      `embedding` has other axes.
+      `embedding` does not have two axes.
 
   Paper: T5, section 2.1, arXiv:1910.10683.
   """
@@ -112,7 +110,7 @@ def t5_bias(
 def deberta_buckets(
   longest: int, *, max_distance: int = 512, num_buckets: int | None = 256
 ) -> Int[np.ndarray, "D"]:
-  """The row of DeBERTa's position embeddings for every distance s − t.
+  """Returns the row of DeBERTa's position embeddings for every distance s − t.
 
     δ(t, s) = clip(bucket(t − s) + k, 0, 2k − 1)
 
@@ -123,15 +121,15 @@ def deberta_buckets(
 
   Args:
     longest: the longest distance |s − t|.
-    max_distance: the distance from which on all distances share a row.
-    num_buckets: B, the number for each direction; None means no buckets.
+    max_distance: this and all larger distances share a row.
+    num_buckets: B, the number per direction; None means no buckets.
 
   Returns:
     `[2 · longest + 1]` integers in [0, 2k).
 
   Raises:
-    ValueError: a number is not an int of at least 1 (B: 2), or no distances share a
-      bucket.
+    ValueError: an argument is not an int of at least 1 (2 for B), or no distances share
+      a bucket.
 
   Papers: DeBERTa, section 3.1, arXiv:2006.03654; the buckets are those of the code of
   DeBERTa V2.
@@ -149,19 +147,19 @@ def deberta_buckets(
       f"got {max_distance}"
     )
   size = np.abs(distance)
-  # Transformers rounds to float32.
-  shares = np.float32(np.maximum(size, middle) / middle)
-  shares = np.log(shares) / np.log(np.float32((max_distance - 1) / middle))
-  shared = middle + np.ceil(shares * np.float32(middle - 1))
+  # As in transformers, which rounds to float32.
+  ratio = np.float32(np.maximum(size, middle) / middle)
+  ratio = np.log(ratio) / np.log(np.float32((max_distance - 1) / middle))
+  shared = middle + np.ceil(ratio * np.float32(middle - 1))
   bucket = np.where(size <= middle, distance, np.sign(distance) * shared)
   return np.clip(bucket.astype(int) + num_buckets, 0, 2 * num_buckets - 1)
 
 
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, "N"]:
-  """ALiBi's slopes, 2^(-8i/N) for i = 1 … N where N is a power of 2.
+  """Returns ALiBi's slopes, 2^(-8i/N) for i = 1 … N if N is a power of 2.
 
-  Other N take the slopes of the next lower power of 2, and then every other
-  slope of the next higher one, as in the paper's code.
+  For any other N, they are the slopes of the next lower power of 2, and then every
+  other slope of the next higher one, as in the paper's code.
 
   Raises:
     ValueError: `num_heads` is not an int of at least 1.
@@ -171,20 +169,20 @@ def alibi_slopes(num_heads: int) -> Float[np.ndarray, "N"]:
   checks.check_at_least("num_heads", num_heads, 1)
   power = 2 ** math.floor(math.log2(num_heads))
   slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
-  more = 2.0 ** (-4.0 * np.arange(1, 2 * power + 1, 2) / power)
-  return np.concatenate([slopes, more])[:num_heads]
+  others = 2.0 ** (-4.0 * np.arange(1, 2 * power + 1, 2) / power)
+  return np.concatenate([slopes, others])[:num_heads]
 
 
 def alibi_bias(num_heads: int, max_length: int) -> Float[Array, "N D"]:
-  """ALiBi as a table: −slope · |s − t| for every distance of a sequence.
+  """Returns ALiBi's bias, −slope · |s − t| for every distance in a sequence.
 
   Args:
     num_heads: N.
     max_length: the longest sequence; L = max_length − 1.
 
   Returns:
-    `[N, 2L+1]` float32, for `relative_bias`, in both directions. The paper is
-    causal, and a causal call reads only the entries s ≤ t.
+    `[N, 2L+1]` float32, for `relative_bias`, in both directions. A causal call, as in
+    the paper, uses only the entries s ≤ t.
 
   Raises:
     ValueError: `num_heads` or `max_length` is not an int of at least 1.
@@ -204,15 +202,15 @@ def rotary_frequencies(
   *,
   length: int | Int[Array, ""] = 1,
 ) -> tuple[Float[Array | np.ndarray, "half"], float]:
-  """The angles per position by which rotary positions rotate the pairs of F features.
+  """Returns the frequencies of rotary positions: the angle of each pair per position.
 
-  Without scaling they are ω_i = θ^(-2i/F). A model trained up to a length L uses other
-  angles for longer texts. `scaling` selects them with the keys of `config.json`:
-  'rope_type' and the options of that type:
+  Without scaling they are ω_i = θ^(-2i/F) for F features. A model trained up to a
+  length L uses other frequencies for longer texts. `scaling` selects them with the keys
+  of `config.json`, 'rope_type' and the options of that type:
 
       linear   ω_i / factor                                           (Chen et al.)
-      dynamic  ω_i of θ·(factor·n/L − factor + 1)^(F/(F−2)), where n is the longer
-               of `length` and L = `max_position_embeddings`      (NTK, bloc97)
+      dynamic  ω_i of θ·(factor·n/L − factor + 1)^(F/(F−2)), where n is the
+               larger of `length` and L = `max_position_embeddings`      (NTK, bloc97)
       llama3   (1 − s)·ω_i/factor + s·ω_i, where s grows from 0 to 1 between
                `low_freq_factor` and `high_freq_factor` rotations of pair i within
                L = `original_max_position_embeddings`                 (Llama 3.1)
@@ -227,16 +225,16 @@ def rotary_frequencies(
   Args:
     features: F, even.
     theta: θ.
-    scaling: 'rope_type' and its options; None is {'rope_type': 'default'}.
-    length: the length of the sequence, which only 'dynamic' reads; it may be traced.
+    scaling: 'rope_type' and its options; None means {'rope_type': 'default'}.
+    length: the length of the sequence, which only 'dynamic' uses; it may be traced.
 
   Returns:
-    `[F/2]` float32, in NumPy unless `length` is traced, and the factor of the
-    rotated features.
+    `[F/2]` float32, in NumPy unless `length` is traced, and the factor by which to
+    multiply the rotated features.
 
   Raises:
     ValueError: a type or option is unknown or missing, or a value is not a number
-      above 0. LongRoPE, which has a number for every pair, is not supported.
+      above 0. LongRoPE, which has a factor for every pair, is not supported.
 
   Papers: RoFormer, arXiv:2104.09864; position interpolation, arXiv:2306.15595;
   the code of Llama 3, whose section 3.4.2 is on long contexts, arXiv:2407.21783; YaRN,
@@ -248,10 +246,10 @@ def rotary_frequencies(
     raise ValueError(
       f"rope_type: expected one of {', '.join(_SCALINGS)}, got {rope_type!r}"
     )
-  scaled, needed, more = _SCALINGS[rope_type]
+  scaled_frequencies, required, optional = _SCALINGS[rope_type]
   for name, value in options.items():
-    if name not in needed + more:
-      known = ", ".join(needed + more) or "no option"
+    if name not in required + optional:
+      known = ", ".join(required + optional) or "no option"
       raise ValueError(f"{name}: {rope_type!r} has {known}, got {value!r}")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "truncate":
@@ -259,11 +257,11 @@ def rotary_frequencies(
         raise ValueError(f"truncate: expected true or false, got {value!r}")
     elif not (is_number and 0.0 < value < math.inf):
       raise ValueError(f"{name}: expected a number above 0, got {value!r}")
-  for name in needed:
+  for name in required:
     if name not in options:
       raise ValueError(f"{name}: missing; {rope_type!r} needs it")
-  frequencies, factor = scaled(theta, features, length, options)
-  # Rounded once, from float64.
+  frequencies, factor = scaled_frequencies(theta, features, length, options)
+  # Computed in float64 and rounded once.
   return frequencies.astype(np.float32), factor
 
 
@@ -277,13 +275,13 @@ def _linear(theta, features, length, options):
 
 
 def _dynamic(theta, features, length, options):
-  factor, trained = options["factor"], options["max_position_embeddings"]
+  factor, max_length = options["factor"], options["max_position_embeddings"]
   if features < 4:
     raise ValueError(f"features: 'dynamic' needs at least 4, got {features}")
   xp = jnp if isinstance(length, jax.core.Tracer) else np
-  times = xp.maximum(length, trained) / trained
-  stretched = (factor * times - factor + 1.0) ** (features / (features - 2))
-  return _plain(theta * stretched, features)
+  ratio = xp.maximum(length, max_length) / max_length
+  theta_factor = (factor * ratio - factor + 1.0) ** (features / (features - 2))
+  return _plain(theta * theta_factor, features)
 
 
 def _llama3(theta, features, length, options):
@@ -291,21 +289,21 @@ def _llama3(theta, features, length, options):
   if low >= high:
     raise ValueError(f"high_freq_factor: expected above {low}, got {high}")
   plain, _ = _plain(theta, features)
-  rotations = options[_TRAINED] * plain / (2.0 * math.pi)
+  rotations = options[_MAX_LENGTH] * plain / (2.0 * math.pi)
   share = np.clip((rotations - low) / (high - low), 0.0, 1.0)
   return share * plain + (1.0 - share) * plain / options["factor"], 1.0
 
 
 def _yarn(theta, features, length, options):
-  factor, given = options["factor"], options.get("attention_factor")
+  factor, attention_factor = options["factor"], options.get("attention_factor")
   mscale, mscale_all = (options.get(f"mscale{x}") for x in ("", "_all_dim"))
   if (mscale is None) != (mscale_all is None):
     raise ValueError("mscale: expected it and mscale_all_dim, or neither")
-  if given is not None and mscale is not None:
+  if attention_factor is not None and mscale is not None:
     raise ValueError("attention_factor: expected it or mscale, got both")
 
   def pair(rotations):
-    wavelengths = math.log(options[_TRAINED] / (rotations * 2 * math.pi))
+    wavelengths = math.log(options[_MAX_LENGTH] / (rotations * 2 * math.pi))
     return features * wavelengths / (2 * math.log(theta))
 
   def temperature(weight):
@@ -317,15 +315,16 @@ def _yarn(theta, features, length, options):
     first, last = math.floor(first), math.ceil(last)
   first, last = max(first, 0), min(last, features - 1)
   width = last - first or 0.001
-  stretched = np.clip((np.arange(features // 2) - first) / width, 0.0, 1.0)
+  ramp = np.clip((np.arange(features // 2) - first) / width, 0.0, 1.0)
   plain, _ = _plain(theta, features)
-  if given is None:
-    given = temperature(mscale or 1.0) / temperature(mscale_all or 0.0)
-  return (1.0 - stretched) * plain + stretched * plain / factor, given
+  if attention_factor is None:
+    attention_factor = temperature(mscale or 1.0)
+    attention_factor /= temperature(mscale_all or 0.0)
+  return (1.0 - ramp) * plain + ramp * plain / factor, attention_factor
 
 
-_TRAINED = "original_max_position_embeddings"
-_LLAMA3 = "factor", "low_freq_factor", "high_freq_factor", _TRAINED
+_MAX_LENGTH = "original_max_position_embeddings"
+_LLAMA3 = "factor", "low_freq_factor", "high_freq_factor", _MAX_LENGTH
 _YARN = "attention_factor beta_fast beta_slow mscale mscale_all_dim truncate"
 _SCALINGS: Mapping[str, Any] = types.MappingProxyType(
   {
@@ -333,10 +332,10 @@ _SCALINGS: Mapping[str, Any] = types.MappingProxyType(
     "linear": (_linear, ("factor",), ()),
     "dynamic": (_dynamic, ("factor", "max_position_embeddings"), ()),
     "llama3": (_llama3, _LLAMA3, ()),
-    "yarn": (_yarn, ("factor", _TRAINED), tuple(_YARN.split())),
+    "yarn": (_yarn, ("factor", _MAX_LENGTH), tuple(_YARN.split())),
   }
 )
-"""`rope_type` -> its function, and the options that it needs and takes."""
+"""`rope_type` -> its function, its required options and its optional ones."""
 
 
 def sines(
@@ -345,12 +344,12 @@ def sines(
 ) -> tuple[
   Float[Array | np.ndarray, "B T half"], Float[Array | np.ndarray, "B T half"]
 ]:
-  """sin(p·ω_i) and cos(p·ω_i) for ω_i of `rotary_frequencies`, in float32.
+  """Returns sin(p·ω_i) and cos(p·ω_i) for ω_i of `rotary_frequencies`, in float32.
 
   NumPy positions are constants of a program. On a CPU, so are their sines and cosines,
-  which XLA:CPU would recompute for every head and example. Elsewhere the program
-  computes them: as constants, tables of all positions would be stored once per layer,
-  and on every device even if the sequence is sharded.
+  which XLA:CPU would recompute for every head and example. On other platforms the
+  program computes them: constants of all positions would be stored once per layer, and
+  on every device even if the sequence is sharded.
 
   Raises:
     ValueError: positions are not integers `[B, T]`.
@@ -361,7 +360,7 @@ def sines(
     if backend.name() == "cpu":
       angles = positions[:, :, None].astype(np.float32) * frequencies
       return np.sin(angles), np.cos(angles)
-    # XLA would fold the constants while it compiles.
+    # Prevents constant folding in XLA.
     positions = jax.lax.optimization_barrier(jnp.asarray(positions))
   angles = positions[:, :, None].astype(np.float32) * frequencies
   return jnp.sin(angles), jnp.cos(angles)
@@ -374,25 +373,27 @@ def check_positions(
 
   Args:
     positions: must not be floats: bfloat16 rounds positions above 2⁸.
-    inputs: `[B, T, …]`, whose B and T positions must fit; None checks no sizes.
+    inputs: `[B, T, …]`, whose B and T must match; None checks no sizes.
   """
-  wanted = "integers [B, T] or [1, T]"
+  expected = "integers [B, T] or [1, T]"
   if not hasattr(positions, "dtype"):
     raise ValueError(
-      f"positions: expected {wanted}, got {type(positions).__name__}; "
+      f"positions: expected {expected}, got {type(positions).__name__}; "
       "np.asarray(positions) makes an array"
     )
   shape, dtype = positions.shape, positions.dtype
   hint = ""
   if len(shape) == 1:
-    hint = "; give positions[None] if all examples have the same"
+    hint = "; give positions[None] if they are the same for all examples"
   fits = len(shape) == 2
   if fits and inputs is not None:
     batch, length = inputs.shape[:2]
     fits = shape[0] in (1, batch) and shape[1] == length
-    wanted += f" for inputs [{batch}, {length}, …]"
+    expected += f" for inputs [{batch}, {length}, …]"
   if not fits or not jnp.issubdtype(dtype, jnp.integer):
-    raise ValueError(f"positions: expected {wanted}, got {dtype} {shape}{hint}")
+    raise ValueError(
+      f"positions: expected {expected}, got {dtype} {shape}{hint}"
+    )
 
 
 def rotary(
@@ -403,28 +404,27 @@ def rotary(
   fraction: float = 1.0,
   scaling: Mapping[str, Any] | None = None,
 ) -> Float[Array, "B T N H"]:
-  """Rotary positions: rotates pair i at position p by the angle p·ω_i.
+  """Applies rotary positions: rotates pair i at position p by the angle p·ω_i.
 
   ω_i = θ^(-2i/H). The product of a query rotated at t and a key rotated at s depends
-  only on t - s. The pairs are (x_i, x_{i+H/2}); the paper's are (x_{2i}, x_{2i+1}).
-  Both are the same up to a permutation of features, which the projections before
-  absorb.
+  only on t - s. The pairs are (x_i, x_{i+H/2}); the paper's are (x_{2i}, x_{2i+1}),
+  which is the same up to a permutation of the features of the projections.
 
   Args:
     inputs: queries or keys `[B, T, N, H]`, H even.
-    positions: `[B, T]` or `[1, T]`; faster as a NumPy array, see `sines`.
+    positions: `[B, T]` or `[1, T]`; a NumPy array is faster, see `sines`.
     theta: θ; the longest wavelength is nearly 2πθ positions.
-    fraction: the share of features that are rotated, the first ones; the others are
-      unchanged. H in the formulas is the number of rotated features (GPT-NeoX).
-    scaling: other ω_i for longer sequences, see `rotary_frequencies`; the length
-      that 'dynamic' reads is the largest position plus one.
+    fraction: the fraction of the features, from the first, that are rotated; the others
+      do not change. H in the formulas is the number of rotated features (GPT-NeoX).
+    scaling: other ω_i for longer sequences, see `rotary_frequencies`; the length for
+      'dynamic' is the largest position plus one.
 
   Returns:
     `[B, T, N, H]` in the dtype of `inputs`; the angles are float32.
 
   Raises:
     ValueError: the number of features to rotate is odd, `scaling` is invalid, inputs
-      are not floats `[B, T, N, H]`, or positions are not integers that fit them.
+      are not floats `[B, T, N, H]`, or positions are not integers of matching shape.
 
   Paper: RoFormer, section 3.4.2, arXiv:2104.09864.
   """
@@ -441,8 +441,8 @@ def rotary(
     size, theta, scaling, length=positions.max(initial=0) + 1
   )
   sin, cos = (factor * x[:, :, None] for x in sines(positions, frequencies))
-  exact = jnp.promote_types(inputs.dtype, jnp.float32)
-  left, right = jnp.split(inputs[..., :size].astype(exact), 2, axis=-1)
+  dtype = jnp.promote_types(inputs.dtype, jnp.float32)
+  left, right = jnp.split(inputs[..., :size].astype(dtype), 2, axis=-1)
   rotated = [left * cos - right * sin, right * cos + left * sin]
   out = jnp.concatenate(rotated, axis=-1).astype(inputs.dtype)
   if size == inputs.shape[-1]:

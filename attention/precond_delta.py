@@ -1,4 +1,4 @@
-"""Preconditioned DeltaNet: a delta rule whose writes are scaled by the keys' history."""
+"""Preconditioned DeltaNet: a delta rule with updates preconditioned by past keys."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates
-from attention.recurrent.arrays import by_head, repeat_heads, unit_length
+from attention.recurrent.arrays import prepare_arrays, repeat_heads, unit_length
 from attention.recurrent.elementwise import (
   elementwise_recurrence,
-  given_coefficients,
-  whole_state,
+  input_coefficients,
+  read_state,
 )
 from attention.recurrent.packing import first_states
 from attention.recurrent.recurrence import join_states, recurrent_attention
@@ -54,7 +54,7 @@ def precond_delta_attention(
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = False,
 ) -> Float[Array, "B T N V"] | tuple[Float[Array, "B T N V"], PrecondState]:
-  """The gated delta rule, which writes less along channels that keys often used.
+  """The gated delta rule with smaller updates along channels that keys use often.
 
     out = precond_delta_attention(q, k, v, beta=b, log_decay=g, square_rate=r,
         square_decay=a, center=c)
@@ -63,8 +63,8 @@ def precond_delta_attention(
     p_t = k_t ∘ x^(−ρ_t / (1 + |ρ_t|))         S' = diag(e^g_t) S_{t−1}
     S_t = S' + β_t p_t (v_t − S'ᵀ k_t)ᵀ        out_t = scale · S_tᵀ q_t
 
-  for each head. A channel of a key is multiplied by a number from 1/x to x before it is
-  written, and is read as it is. Everything is float32 for inputs of any dtype.
+  for each head. Each channel of a key is scaled by a factor from 1/x to x for writing,
+  but not for reading. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -74,18 +74,18 @@ def precond_delta_attention(
     log_decay: g, at most 0: `[B, T, N]` or `[B, T, N, H]`.
     square_rate: r, at least 0.
     square_decay: a, at most 0.
-    center: c, the logarithm of the A that changes nothing.
+    center: c, the value of log(A + ε) for which the factor is 1.
     squash: x, from 1 to 2. With keys of length 1, the state does not grow.
     epsilon: ε.
     normalize_keys: as in `delta_rule_attention`.
-    initial_state: the `PrecondState` before the first position; None is 0.
+    initial_state: the `PrecondState` before the first position; None means 0.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is a
+  Results and errors: as in `gated_linear_attention`; the state is a
   `PrecondState`.
 
   Cost: that of `delta_rule_attention`; the squares take time and memory B·T·N·H.
@@ -114,11 +114,11 @@ def _recurrence(
   log_decay,
   **options,
 ) -> Any:
-  """`precond_delta_attention`, also where each device has a shard of the sequence."""
+  """`precond_delta_attention`, for sequence-sharded inputs as well."""
   _check_squash(squash)
   query, dtype = repeat_heads(query, key, value), query.dtype
   arrays = key, square_rate[..., None]
-  (key, rate), decay, _ = by_head(
+  (key, rate), decay, _ = prepare_arrays(
     query, arrays, log_decay=square_decay, **options
   )
   if normalize_keys:
@@ -127,19 +127,19 @@ def _recurrence(
   empty = _empty_state(batch, num_heads, head_dim, value.shape[3])
   state = first_states(initial_state, empty, "a PrecondState")
 
-  def squares_from(first):
+  def scan_squares(first):
     inputs = decay, rate * jnp.square(key)
     return elementwise_recurrence(
-      given_coefficients, whole_state, (), first, inputs
+      input_coefficients, read_state, (), first, inputs
     )
 
   first = state.squares
   axis_name = options.get("axis_name")
   if is_sequence_sharded(axis_name):
-    own = jnp.exp(jnp.sum(decay, axis=1)), squares_from(first)[1]
-    none = jax.tree.map(jnp.zeros_like, own)
-    _, first = device_prefix(join_states, none, own, axis_name)
-  squares, last = squares_from(first)
+    own = jnp.exp(jnp.sum(decay, axis=1)), scan_squares(first)[1]
+    zeros = jax.tree.map(jnp.zeros_like, own)
+    _, first = device_prefix(join_states, zeros, own, axis_name)
+  squares, last = scan_squares(first)
   offset = jnp.log(squares + epsilon) - center[None, None, :, None]
   exponent = math.log(squash) * offset / (1.0 + jnp.abs(offset))
   out, memory = recurrent_attention(
@@ -175,37 +175,37 @@ def precond_delta(squash: float = 1.5) -> Attention:
 
     β_t = sigmoid(x_t · W_β)        g_t = −e^A softplus(x_t · W_a + b)
 
-  and r and a alike, with parameters of their own.
+  and r and a in the same way, with separate parameters.
 
   Args:
     squash: x of `precond_delta_attention`.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose cache is a `PrecondState`. Its
+    A causal `Attention` with `gates`, whose cache is a `PrecondState`. Its
     parameters are those of `gated_delta`, the same with the prefix `square_`, for r and
     a, and `center [N]`, initially −0.2.
 
   Raises:
     ValueError: `squash` is below 1 or above 2.
 
-  Its model also has `short_convolution`, `output_norm='rms'` and `output_gate='silu'`.
-  Queries and keys have length 1. Paper: arXiv:2604.21100.
+  The paper's model also has `short_convolution`, `output_norm='rms'` and
+  `output_gate='silu'`. Queries and keys have length 1. Paper: arXiv:2604.21100.
   """
   _check_squash(squash)
 
   def init(key, dims):
     params = {}
-    for prefix, part in zip(
+    for prefix, prefix_key in zip(
       ("", "square_"), jax.random.split(key), strict=True
     ):
-      rate, *steps = jax.random.split(part, 4)
+      rate, *steps = jax.random.split(prefix_key, 4)
       kernel = gates.kernel(rate, dims.features, dims.num_heads)
-      both = {"rate_kernel": kernel, **gates.step_params(steps, dims)}
-      params |= {f"{prefix}{name}": x for name, x in both.items()}
+      own = {"rate_kernel": kernel, **gates.step_params(steps, dims)}
+      params |= {f"{prefix}{name}": x for name, x in own.items()}
     return {**params, "center": jnp.full(dims.num_heads, -0.2)}
 
-  def square(gate):
-    def read(params, inputs):
+  def square_gate(gate):
+    def prefixed_gate(params, inputs):
       own = {
         name.removeprefix("square_"): x
         for name, x in params.items()
@@ -213,7 +213,7 @@ def precond_delta(squash: float = 1.5) -> Attention:
       }
       return gate(own, inputs)
 
-    return read
+    return prefixed_gate
 
   def recurrence(params, *qkv, **options):
     options |= {"center": params["center"], "squash": squash}
@@ -227,8 +227,8 @@ def precond_delta(squash: float = 1.5) -> Attention:
     gates={
       "beta": rate,
       "log_decay": decay,
-      "square_rate": square(rate),
-      "square_decay": square(decay),
+      "square_rate": square_gate(rate),
+      "square_decay": square_gate(decay),
     },
     arrays=dict.fromkeys(
       ("square_rate", "square_decay"), Float[Array, "B T N"]

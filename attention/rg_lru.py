@@ -10,18 +10,18 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates, packing
-from attention.recurrent.arrays import by_head, segment_begins
+from attention.recurrent.arrays import prepare_arrays, segment_starts
 from attention.recurrent.elementwise import (
   elementwise_recurrence,
-  given_coefficients,
-  whole_state,
+  input_coefficients,
+  read_state,
 )
 
 _SHARPNESS = 8.0
 """c of equation 3."""
 
-_LEAST_SQUARE = 1e-12
-"""Smallest 1 − a²: the derivative of its root is infinite at 0."""
+_MIN_SQUARE = 1e-12
+"""The smallest 1 − a², because the derivative of its root is infinite at 0."""
 
 
 @attention_function
@@ -46,7 +46,7 @@ def rg_lru_attention(
 
     h_t = a_t ∘ h_{t−1} + √(1 − a_t²) ∘ (i_t ∘ v_t)        out_t = scale · h_t
 
-  with a = exp(`log_decay`). Everything is float32 for inputs of any dtype. The first
+  with a = exp(`log_decay`). All computation is in float32. The first
   unmasked position of a sequence or segment has a = 0, and so writes i ∘ v, unless it
   continues from an initial state.
 
@@ -54,24 +54,24 @@ def rg_lru_attention(
     value: the paper's x.
     log_decay: natural logarithms of a, at most 0.
     input_gate: i, from 0 to 1.
-    scale: None is 1.
-    initial_state: h before the first position; None is none.
+    scale: None means 1.
+    initial_state: h before the first position; None means no initial state.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
+    is_causal: must be True, because the recurrence runs forward.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`.
+  Results and errors: as in `gated_linear_attention`.
 
   Cost: time and memory B·T·N·V, with gradients also one state for each chunk of C =
   `scan.CHUNK` positions. A CPU computes a chunk position by position, other devices by
   an associative scan in log₂ C steps.
 
   Paper: Griffin: mixing gated linear recurrences with local attention for efficient
-  language models, arXiv:2402.19427, equation 4. Departs from it in the first position,
-  where it has √(1 − a²) as well; its authors' code has 1.
+  language models, arXiv:2402.19427, equation 4. As in its authors' code, the factor
+  √(1 − a²) is 1 at the first position.
   """
-  begun = jnp.full(value.shape[0], initial_state is not None)
+  has_started = jnp.full(value.shape[0], initial_state is not None)
   state = packing.first_state(
     initial_state, value, value.shape[2:], "N, V", None
   )
@@ -79,7 +79,7 @@ def rg_lru_attention(
     value,
     log_decay,
     input_gate,
-    RgLruState(state, begun),
+    RgLruState(state, has_started),
     mask=mask,
     is_causal=is_causal,
     scale=scale,
@@ -94,33 +94,33 @@ class RgLruState(NamedTuple):
 
   Attributes:
     state: h.
-    begun: whether there was an unmasked position before.
+    has_started: whether there were unmasked positions.
   """
 
   state: Float[Array, "B N V"]
-  begun: Bool[Array, "B"]
+  has_started: Bool[Array, "B"]
 
 
 @attention_factory
 def rg_lru() -> Attention:
-  """Griffin's RG-LRU, whose gates are computed from its inputs x, the queries.
+  """Griffin's RG-LRU, with gates computed from its inputs x, the queries.
 
     r_t = sigmoid(x_t · W_a + b_a)        i_t = sigmoid(x_t · W_x + b_x)
     log a_t = −8 softplus(Λ) ∘ r_t
     h_t = a_t ∘ h_{t−1} + √(1 − a_t²) ∘ (i_t ∘ x_t)        out_t = h_t
 
-  where W_a and W_x have a block for each head. The scale is 1 unless a call sets it.
+  where W_a and W_x have a block for each head. The scale defaults to 1.
 
   Returns:
-    An `Attention`, causal only, of which every function expects None as key and value;
-    `apply` takes other values as well. Its cache is an `RgLruState`, N·H numbers for
+    A causal `Attention`, all of whose functions expect None as key and value; `apply`
+    also accepts values. Its cache is an `RgLruState`, N·H numbers for
     each example. Its parameters are `decay_kernel` (W_a) and `input_kernel` (W_x), each
     `[N, H, H]`, `decay_bias`, `input_bias` and `log_rate` (Λ), each `[N, H]`.
 
-  Its model also has `short_convolution` with biases and without an activation, and
-  `output_gate='gelu_tanh'`. Values of another width than H have the mean gates of their
-  head. Paper: arXiv:2402.19427, equations 1 to 4; as in its section 2.4, Λ is drawn so
-  that the decay at r = 1 is uniform from 0.9 to 0.999.
+  The paper's model also has `short_convolution` with biases and without an activation,
+  and `output_gate='gelu_tanh'`. Values whose width is not H use the mean gates of their
+  head. Paper: arXiv:2402.19427, equations 1 to 4; as in its section 2.4, Λ is
+  drawn so that the decay at r = 1 is uniform from 0.9 to 0.999.
   """
 
   def init(key, dims):
@@ -131,13 +131,13 @@ def rg_lru() -> Attention:
       shape = dims.head_dim, dims.num_heads, dims.head_dim
       return jnp.swapaxes(gates.kernel(key, *shape), 0, 1)
 
-    strongest = jax.random.uniform(rate, heads, minval=0.9, maxval=0.999)
+    min_decay = jax.random.uniform(rate, heads, minval=0.9, maxval=0.999)
     return {
       "decay_kernel": kernel(decay),
       "decay_bias": jnp.zeros(heads),
       "input_kernel": kernel(inputs),
       "input_bias": jnp.zeros(heads),
-      "log_rate": jnp.log(jnp.expm1(-jnp.log(strongest) / _SHARPNESS)),
+      "log_rate": jnp.log(jnp.expm1(-jnp.log(min_decay) / _SHARPNESS)),
     }
 
   def recurrence(
@@ -156,8 +156,8 @@ def rg_lru() -> Attention:
       initial_state = _empty_state(batch, *shape)
     return _recurrence(
       value,
-      gates.for_width(-rate[None, None] * gate("decay"), value),
-      gates.for_width(gate("input"), value),
+      gates.gate_per_channel(-rate[None, None] * gate("decay"), value),
+      gates.gate_per_channel(gate("input"), value),
       initial_state,
       **options,
     )
@@ -168,7 +168,7 @@ def rg_lru() -> Attention:
   mechanism = gates.recurrent_mechanism(
     "rg_lru", recurrence, init=init, init_state=init_state, is_sharded=False
   )
-  return gates.from_query("rg_lru", mechanism)
+  return gates.query_only("rg_lru", mechanism)
 
 
 def _empty_state(batch, *shape):
@@ -179,8 +179,8 @@ def _empty_state(batch, *shape):
 def _recurrence(
   value, log_decay, input_gate, before, *, mask, is_causal, scale, segment_ids
 ):
-  """The results in float32, and the state after the last position."""
-  (value, log_decay, input_gate), _, _ = by_head(
+  """The output in float32, and the final state."""
+  (value, log_decay, input_gate), _, _ = prepare_arrays(
     value,
     (value, log_decay, input_gate),
     log_decay=None,
@@ -190,37 +190,39 @@ def _recurrence(
   keep = checks.key_mask(mask, value, value)
   if keep is None:
     keep = jnp.ones(value.shape[:2], bool)
-  begins, first = _starts(keep, before.begun, segment_ids)
-  cleared = (begins | first)[:, :, None, None]
-  square = -jnp.expm1(2.0 * jnp.where(cleared, -jnp.inf, log_decay))
-  weight = jnp.sqrt(jnp.maximum(square, _LEAST_SQUARE))
+  starts, first = _starts(keep, before.has_started, segment_ids)
+  resets = (starts | first)[:, :, None, None]
+  square = -jnp.expm1(2.0 * jnp.where(resets, -jnp.inf, log_decay))
+  weight = jnp.sqrt(jnp.maximum(square, _MIN_SQUARE))
   scale = 1.0 if scale is None else checks.softmax_scale(scale, 1)
   out, state = elementwise_recurrence(
-    given_coefficients,
-    whole_state,
+    input_coefficients,
+    read_state,
     (),
     before.state,
     (log_decay, weight * input_gate * value),
-    begins | first,
+    starts | first,
   )
-  return scale * out, RgLruState(state, before.begun | jnp.any(keep, axis=1))
+  return scale * out, RgLruState(
+    state, before.has_started | jnp.any(keep, axis=1)
+  )
 
 
 def _starts(
   keep: Bool[Array, "B T"],
-  begun: Bool[Array, "B"],
+  has_started: Bool[Array, "B"],
   segment_ids: Int[Array, "B T"] | None,
 ) -> tuple[Bool[Array, "B T"], Bool[Array, "B T"]]:
-  """Where a segment other than the first starts, and the first unmasked positions.
+  """The starts of all segments but the first, and the first unmasked positions.
 
-  A first segment that has `begun` before has no first position.
+  If `has_started`, the first segment has no first position.
   """
-  begins = jnp.zeros(keep.shape, bool)
+  starts = jnp.zeros(keep.shape, bool)
   if segment_ids is not None:
-    begins = segment_begins(segment_ids, None)
-  places = jnp.arange(1, keep.shape[1] + 1)[None]
-  start = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
-  start = jnp.maximum(start, jnp.where(begun, 0, 1)[:, None])
-  last = jax.lax.cummax(jnp.where(keep, places, 0), axis=1)
+    starts = segment_starts(segment_ids, None)
+  positions = jnp.arange(1, keep.shape[1] + 1)[None]
+  start = jax.lax.cummax(jnp.where(starts, positions, 0), axis=1)
+  start = jnp.maximum(start, jnp.where(has_started, 0, 1)[:, None])
+  last = jax.lax.cummax(jnp.where(keep, positions, 0), axis=1)
   earlier = jnp.pad(last[:, :-1], ((0, 0), (1, 0)))
-  return begins, keep & (earlier < start)
+  return starts, keep & (earlier < start)

@@ -1,4 +1,4 @@
-"""RWKV-6 (Finch): each position reads the state before its own write, plus a bonus."""
+"""RWKV-6 (Finch): each query reads the state before its own update, plus a bonus."""
 
 from typing import Any
 
@@ -34,15 +34,14 @@ def rwkv6_attention(
   Float[Array, "B T N V"]
   | tuple[Float[Array, "B T N V"], Float[Array, "B *G N H V"]]
 ):
-  """Each query reads the decaying state of earlier positions, and its own value.
+  """Each query reads the decaying state of earlier positions and its own value.
 
     out = rwkv6_attention(q, k, v, log_decay=g, bonus=u)
 
     out_t = scale · (S_{t−1} + (u ∘ k_t) v_tᵀ)ᵀ q_t
     S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ
 
-  for each head. The paper calls q r and e^g w. Everything is
-  float32 for inputs of any dtype.
+  for each head. The paper's r and w are q and e^g. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -51,15 +50,15 @@ def rwkv6_attention(
     log_decay: g, at most 0.
     bonus: u.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
-    initial_state: the state before the first position; None is 0.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
+    initial_state: the state before the first position; None means 0.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`. The result of a masked
-  position is 0 or what it reads of the state; it has no bonus.
+  Results and errors: as in `gated_linear_attention`. At masked
+  positions, the output is 0 or a reading of the state, without a bonus.
 
   Cost: that of `gated_linear_attention` with decays for each channel.
 
@@ -72,7 +71,7 @@ def rwkv6_attention(
 def _recurrence(
   query, key, value, *, bonus, scale, mask, return_state=True, **options
 ) -> Any:
-  """`rwkv6_attention`, also where each device has a shard of the sequence."""
+  """`rwkv6_attention`, for sequence-sharded inputs as well."""
   query = repeat_heads(query, key, value)
   dtype, num_heads = query.dtype, query.shape[2]
   out, state = recurrent_attention(
@@ -81,18 +80,18 @@ def _recurrence(
     value,
     mask=mask,
     scale=scale,
-    reads_before=True,
+    reads_previous_state=True,
     **options,
   )
   keep = checks.key_mask(mask, query, query)
 
-  def prepare(x):
+  def expand_heads(x):
     x = jnp.repeat(x.astype(jnp.float32), num_heads // x.shape[2], axis=2)
     return zero_masked(x, keep)
 
   scale = checks.softmax_scale(scale, query.shape[3])
-  weight = prepare(query) * bonus[None, None] * prepare(key)
-  own = scale * jnp.sum(weight, axis=-1, keepdims=True) * prepare(value)
+  weight = expand_heads(query) * bonus[None, None] * expand_heads(key)
+  own = scale * jnp.sum(weight, axis=-1, keepdims=True) * expand_heads(value)
   out = (out + own).astype(dtype)
   return (out, state) if return_state else out
 
@@ -104,23 +103,22 @@ def rwkv6(rank: int = 64) -> Attention:
     g_t = −exp(tanh(x_t · W₁) · W₂ + w₀)
     out_t = (S_{t−1} + (u ∘ k_t) v_tᵀ)ᵀ q_t        S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ
 
-  w₀ and u have one number for each channel of each head. The scale is 1 unless a call
-  sets it.
+  w₀ and u have one number for each channel of each head. The scale defaults to 1.
 
   Args:
     rank: R of W₁ `[F, R]` and W₂ `[R, N, H]`.
 
   Returns:
-    An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its
+    A causal `Attention` with `gates`, with the cache of `gated_linear`. Its
     parameters are `decay_down`, `decay_up`, `decay_bias` (w₀) and `bonus` (u).
 
   Raises:
     ValueError: `rank` is not a positive int.
 
   The paper's model also has `output_norm='group'` and `output_gate='silu'`.
-  `short_convolution` replaces the token shift, whose weights depend on the inputs. As in
-  the authors' code, w₀ rises over all channels from −6 to −1, here in equal steps, so
-  that decays are slow at first. Paper: arXiv:2404.05892, section 4.
+  `short_convolution` replaces the token shift, whose weights depend on the inputs. As
+  in the authors' code, w₀ rises over all channels from −6 to −1, but in equal steps, so
+  that initial decays are slow. Paper: arXiv:2404.05892, section 4.
   """
 
   def init(key, dims):

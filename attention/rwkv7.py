@@ -11,8 +11,8 @@ from attention.recurrent.arrays import unit_length
 from attention.recurrent.kernels import Implementation
 from attention.recurrent.recurrence import recurrent_attention
 
-_LOWEST_DECAY = -(2.718281828459045**-0.5)
-"""The logarithm of the strongest decay, −e^(−½)."""
+_MIN_LOG_DECAY = -(2.718281828459045**-0.5)
+"""The smallest log decay, −e^(−½)."""
 
 
 @attention_function
@@ -44,8 +44,7 @@ def rwkv7_attention(
     out_t = scale · S_tᵀ q_t
 
   for each head. The moved value is read before the decay. With a = −κ, b = α ∘ κ and
-  |κ| = 1, as in the paper, the state does not grow. Everything is float32 for inputs of
-  any dtype.
+  |κ| = 1, as in the paper, the state does not grow. All computation is in float32.
 
   Args:
     query: `[B, T, N, H]`.
@@ -55,18 +54,18 @@ def rwkv7_attention(
     removal: a.
     replacement: b.
     mask: key mask `[B, 1, 1, T]`; at masked positions the state does not change.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1/√H.
-    initial_state: the state before the first position; None is 0.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1/√H.
+    initial_state: the state before the first position; None means 0.
     segment_ids: `[B, T]`; where they change, the state restarts at 0.
-    num_segments: G, to give and get one state per segment.
+    num_segments: G, for one initial and one final state per segment.
     return_state: whether to return the last state as well.
     implementation: 'xla' or None; 'jla' is a GPU kernel of another package.
 
-  Results and errors: as `gated_linear_attention`.
+  Results and errors: as in `gated_linear_attention`.
 
-  Cost: that of `delta_rule_attention` with decays for each channel, with twice the pairs
-  of keys and their products, as each position writes both b and k.
+  Cost: that of `delta_rule_attention` with decays for each channel, with twice the
+  pairs of keys, because each position writes both b and k.
 
   Paper: RWKV-7 "Goose" with expressive dynamic state evolution, arXiv:2503.14456,
   equations 17 and 18.
@@ -101,15 +100,15 @@ def rwkv7(
     S_t = diag(e^g_t) S_{t−1} − (α_t ∘ κ_t)(S_{t−1}ᵀ κ_t)ᵀ + k'_t v_tᵀ
     out_t = S_tᵀ q_t + (q_t · (ρ ∘ k'_t)) v_t
 
-  w₀, a₀, ξ, ζ and ρ have one number for each channel of each head. The scale is 1
-  unless a call sets it.
+  w₀, a₀, ξ, ζ and ρ have one number for each channel of each head. The scale defaults
+  to 1.
 
   Args:
     rank: R of W₁, A₁ `[F, R]` and W₂, A₂ `[R, N, H]`.
-    implementation: as `gated_linear`.
+    implementation: as in `gated_linear`.
 
   Returns:
-    An `Attention` with `gates`, causal only, with the cache of `gated_linear`. Its
+    A causal `Attention` with `gates`, with the cache of `gated_linear`. Its
     parameters are `decay_down`, `decay_up`, `decay_bias` (w₀), `rate_down`, `rate_up`,
     `rate_bias` (a₀), `removal_scale` (ξ), `rate_share` (ζ) and `bonus` (ρ).
 
@@ -119,9 +118,9 @@ def rwkv7(
   The paper's model also has `output_norm='group'`, and `output_gate='sigmoid_first'` with
   an `output_gate_rank` (equation 14). Four points differ from the paper:
   `short_convolution` replaces the token shift, values are not mixed with those of the
-  first layer, the bonus ρ is added before the group norm, and w₀ starts from −5.5 to 0.5
-  over the channels of each head. In the authors' code, it rises over the channels of all
-  heads, and varies by 2.5 up and down within each head.
+  first layer, the bonus ρ is added before the group norm, and the initial w₀ rises from
+  −5.5 to 0.5 over the channels of each head. In the authors' code, it rises over the
+  channels of all heads, and varies by ±2.5 within each head.
   Paper: arXiv:2503.14456, section 4.
   """
 
@@ -146,7 +145,7 @@ def rwkv7(
   def log_decay(params, inputs):
     x = jnp.tanh(gates.project(inputs, params["decay_down"]))
     x = gates.project(x, params["decay_up"]) + params["decay_bias"][None, None]
-    return _LOWEST_DECAY * jax.nn.sigmoid(x)
+    return _MIN_LOG_DECAY * jax.nn.sigmoid(x)
 
   def rate(params, inputs):
     x = gates.project(inputs, params["rate_down"], params["rate_up"])
@@ -156,21 +155,21 @@ def rwkv7(
     def channels(name):
       return params[name][None, None]
 
-    wide = key.astype(jnp.float32)
-    removed = unit_length(channels("removal_scale") * wide)
-    wide *= 1.0 + (rate - 1.0) * channels("rate_share")
+    new_key = key.astype(jnp.float32)
+    removal = unit_length(channels("removal_scale") * new_key)
+    new_key *= 1.0 + (rate - 1.0) * channels("rate_share")
     out, state = recurrent_attention(
       query,
-      wide.astype(key.dtype),
+      new_key.astype(key.dtype),
       value,
-      erase_key=removed,
-      replacement=rate * removed,
+      erase_key=removal,
+      replacement=rate * removal,
       scale=1.0 if scale is None else scale,
-      lower_bound=1.005 * _LOWEST_DECAY,  # Devices round differently.
+      lower_bound=1.005 * _MIN_LOG_DECAY,  # With a margin for rounding.
       **options,
     )
-    read = query.astype(jnp.float32) * channels("bonus") * wide
-    return out + jnp.sum(read, axis=-1, keepdims=True) * value, state
+    weight = query.astype(jnp.float32) * channels("bonus") * new_key
+    return out + jnp.sum(weight, axis=-1, keepdims=True) * value, state
 
   return gates.recurrent_mechanism(
     "rwkv7",

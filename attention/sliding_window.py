@@ -2,8 +2,8 @@
 
 Without dilation and global tokens, the softmax is one call of
 `attention.softmax.tiles.attend` with a window in its `Visible`. With them, and for
-sequence shards, `attention.softmax.windows` merges several calls. To decode, a ring
-buffer holds the last keys.
+sequence shards, `attention.softmax.windows` merges several calls. The decode cache is a
+ring buffer.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import numpy as np
 
 from attention import checks
 from attention.decorators import attention_factory, attention_function
-from attention.dense import attend_to_slots
+from attention.dense import attend_to_cache
 from attention.mechanism import Attention, Hyperparameters
 from attention.platform import layout
 from attention.softmax import kernels, own_logits, sharding, windows
@@ -54,15 +54,15 @@ def sliding_window_attention(
   return_lse: bool = False,
   **pairs: Unpack[WindowOptions],
 ) -> Output:
-  """Each query attends to the keys in a window around it and to global tokens.
+  """Each query attends to a window of neighbouring keys and to global tokens.
 
     out = sliding_window_attention(q, k, v, window=256, is_causal=True)
 
     out[t] = softmax over s in A(t) of (scale · query[t] · key[s]), times value
     A(t) = {s = t + i·dilation : -left ≤ i ≤ right}  ∪  {s global}
 
-  It is one softmax over the union: a global key inside the window counts once.
-  A global query t attends to all keys. `mask`, `is_causal` and the segments restrict
+  It is one softmax over the union, so a global key inside the window counts once. A
+  global query attends to all keys. `mask`, `is_causal` and the segments restrict
   the pairs further. A query that sees no key outputs zeros and has zero gradients.
   Masked keys never affect the output, even if they are NaN.
 
@@ -70,57 +70,56 @@ def sliding_window_attention(
     query: `[B, T, N, H]`.
     value: `[B, S, K, V]`.
     key: `[B, S, K, H]`; key s and query s are at the same position.
-    window: w for |i| ≤ w, or (left, right); as `local_window_size` in jax.nn.
-    dilation: the distance between neighbouring keys of the window; one int, or N ints,
-      one per query head. `log_forget`, `score_mod` and `mask_mod` need a dilation of 1
-      and no `global_indices`.
+    window: w for |i| ≤ w, or (left, right), as `local_window_size` in jax.nn.
+    dilation: the distance between neighbouring keys of the window, one int, or N ints,
+      one per query head. `log_forget`, `score_mod` and `mask_mod` require a dilation of
+      1 and no `global_indices`.
     mask: key mask, broadcastable to `[B, 1, 1, S]`.
     relative_bias: `[N, 2L+1]`; entry L + i belongs to the key at distance
-      i·dilation, so L = w has one for each key of the window.
+      i·dilation, so with L = w each key of the window has its own entry.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, with entries in the same order.
-    relative_queries: likewise.
-    global_indices: `[B, G]`, the positions that are global; needs T = S. An
-      index outside [0, T), such as -1, names no token, and an index that occurs
-      twice counts once.
+    relative_queries: `[2L+1, H]` or `[N, 2L+1, H]`, with entries in the same order.
+    global_indices: `[B, G]`, the positions of the global tokens; requires T = S.
+      Indices outside [0, T), such as -1, are ignored, and repeated ones count once.
     global_qkv: separate (query, key, value) for the attention of global queries to all
       keys. Other queries see global keys through `key` and `value`.
-    block_size: C, the number of queries in a tile. Only 'xla' takes it. None is
+    block_size: C, the number of queries in a tile. Only 'xla' supports it. None means
       one of `attention.platform.backend.WINDOW_ROWS`.
-    implementation: None, 'xla', 'cudnn' or 'tokamax'. cuDNN takes only a window to the
-      left, without a mask. cuDNN and tokamax need T = S, and support no segments,
-      tables, dropout, dilation or global tokens.
+    implementation: None, 'xla', 'cudnn' or 'tokamax'. cuDNN supports only a window to
+      the left, without a mask. cuDNN and tokamax require T = S, and do not support
+      segments, tables, dropout, dilation or global tokens.
     axis_name: mesh axis inside `jax.shard_map`, for a query and key of one sequence.
-      Global indices count in the whole sequence; shards do not support dropout.
-    is_causal: query t sees keys s ≤ t only.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+      Global indices refer to the whole sequence. Dropout is not supported.
+    is_causal: query t sees only keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
-    scale: factor of the logits; None is 1/√H.
+    scale: factor of the logits; None means 1/√H.
     sinks: `[N]`, one more logit per head, which has no value.
     logits_soft_cap: c; logits become c · tanh(x / c), before masks and biases.
     log_forget: `[B, T, N]`, logarithms of forget gates, at most 0.
     score_mod: `(score, b, n, t, s) -> score`, as in FlexAttention.
     mask_mod: `(b, n, t, s) -> bool`, True = attend, in addition to `mask`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
-    visible: which pairs count, combined with the options for visibility.
-    logits: how pairs are scored, in place of the options for logits.
+    visible: the visible pairs, in addition to the other masking options.
+    logits: the options for logits as one value, in place of the keywords.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    As `flash_attention`: `[B, T, N, V]`, with `return_lse` also `[B, T, N]`.
+    As in `flash_attention`: `[B, T, N, V]`, with `return_lse` also `[B, T, N]`.
 
   Raises:
-    ValueError: `implementation` cannot serve the call.
+    ValueError: `implementation` does not support the call.
 
   Cost, with W = left + right + 1 and tiles of C queries: time
   T·(W+C+G)·N·(H+V), and G·S·N·(H+V) for the global queries. Memory in addition
-  to the arrays: B·N·C·(W+C+G) float32 for each tile that is computed at the
-  same time, and B·N·G·S float32. Nothing is T×S, forward or backward. Shards exchange
-  the left + right positions of keys and values that the window reaches, and the
-  queries, keys, values and results of G global tokens. Each dilation costs one pass
-  over its heads. On a TPU, 'tokamax' reads the window from a mask of T·S bool.
+  to the arrays: B·N·C·(W+C+G) float32 for each tile that is computed at the same time,
+  and B·N·G·S float32. No array is T×S, forward or backward. Devices exchange the left +
+  right positions of keys and values that the window covers, and the queries, keys,
+  values and results of G global tokens. Each dilation costs one pass over its heads. On
+  a TPU, 'tokamax' needs the window as a mask of T·S bool.
 
-  Departs from its paper in that any length is allowed, windows may be one-sided, and
+  Differs from the paper in that any length is allowed, windows may be one-sided, and
   segments and causality also apply to global tokens.
 
   Papers: Longformer, the long-document transformer, arXiv:2004.05150. Sinks: gpt-oss,
@@ -133,9 +132,9 @@ def sliding_window_attention(
     checks.key_mask(mask, query, key)  # Raises for other masks.
   if global_indices is not None or global_qkv is not None:
     windows.check_globals(global_indices, global_qkv, query, key, value, logits)
-  has_gaps = global_indices is not None or max(dilations) > 1
-  if has_gaps:
-    _check_neighbours(
+  is_plain = global_indices is None and max(dilations) == 1
+  if not is_plain:
+    _check_plain_window(
       log_forget=logits.log_forget,
       score_mod=logits.score_mod,
       mask_mod=visible.mods or None,
@@ -144,25 +143,27 @@ def sliding_window_attention(
   if logits.bias is not None or visible.block_mask is not None:
     name = "visible" if logits.bias is None else "logits"
     raise ValueError(
-      f"{name}: expected no bias and no block mask in a window; flash_attention "
-      "takes them"
+      f"{name}: expected no bias and no block mask; a window does not support "
+      "them, but flash_attention does"
     )
   if axis_name is not None:
-    dropped = dropout_rate or None
-    sharding.check_shards(query, key, visible, logits, dropout_rate=dropped)
+    rate = dropout_rate or None
+    sharding.check_shards(query, key, visible, logits, dropout_rate=rate)
     if key.shape[1] != query.shape[1]:
       raise ValueError(
         f"key: expected the positions of the queries, {query.shape[1]} on a device, "
-        f"got {key.shape[1]}; a window over a sequence in shards is of one sequence"
+        f"got {key.shape[1]}; sharded windows require self-attention"
       )
   longest = max(query.shape[1], key.shape[1])
-  near = visible & Visible(left=min(left, longest), right=min(right, longest))
+  in_window = visible & Visible(
+    left=min(left, longest), right=min(right, longest)
+  )
   out = kernels.kernel_output(
     implementation,
     query,
     key,
     value,
-    near,
+    in_window,
     logits,
     dilation=None if max(dilations) == 1 else dilation,
     global_indices=global_indices,
@@ -178,8 +179,8 @@ def sliding_window_attention(
     "dropout_rate": dropout_rate,
     "dropout_rng": dropout_rng if dropout_rate > 0.0 else None,
   }
-  if not has_gaps and axis_name is None:
-    out, lse = attend(query, key, value, near, logits, **options)
+  if is_plain and axis_name is None:
+    out, lse = attend(query, key, value, in_window, logits, **options)
   else:
     out, lse = windows.attend_to_union(
       query,
@@ -199,8 +200,8 @@ def sliding_window_attention(
   return (out, lse) if return_lse else out
 
 
-def _check_neighbours(**options: Any) -> None:
-  """Raises ValueError for options that dilation and global tokens exclude."""
+def _check_plain_window(**options: Any) -> None:
+  """Raises ValueError for options that only a plain window supports."""
   for name, option in options.items():
     if option is not None:
       raise ValueError(
@@ -212,7 +213,7 @@ def _check_neighbours(**options: Any) -> None:
 def _integers(
   name: str, value: int | Sequence[int], low: int, count: int | None = None
 ) -> tuple[int, ...]:
-  """`value` as a tuple of `count` ints, any number if None; one int is repeated.
+  """Converts `value` to a tuple of `count` ints (None: any number), repeating one int.
 
   Raises:
     ValueError: the number of ints differs, or one is below `low`.
@@ -225,16 +226,16 @@ def _integers(
   ):
     raise ValueError(f"{name}: expected ints of at least {low}, got {value!r}")
   if count is not None and len(numbers) != count:
-    many = f"one for each of the {count} query heads"
-    many = "a pair (left, right)" if name == "window" else many
-    raise ValueError(f"{name}: expected one int or {many}, got {value!r}")
+    several = f"one for each of the {count} query heads"
+    several = "a pair (left, right)" if name == "window" else several
+    raise ValueError(f"{name}: expected one int or {several}, got {value!r}")
   return tuple(map(int, numbers))
 
 
 class SlidingWindowCache(DenseCache):
   """The last S = min(left · the largest dilation + 1, max_length) keys and values.
 
-  Position p is in slot p mod S.
+  Position p is at index p mod S.
   """
 
   __slots__ = ()
@@ -254,27 +255,27 @@ def sliding_window(
   """The mechanism of `sliding_window_attention`.
 
   Args:
-    window: w, or (left, right). By default both sides together have the paper's
-      512 keys.
+    window: w, or (left, right). The default covers the paper's 512 keys on both sides
+      together.
     dilation: one int, or one per query head.
-    block_size: the number of queries in a tile; None is the platform's choice.
-    implementation: 'xla', 'cudnn', 'tokamax', or None to choose.
-    sinks: as `dense` takes it.
-    logits_soft_cap: likewise.
-    forget: likewise; for windows without dilation.
+    block_size: the number of queries in a tile; None means the platform's choice.
+    implementation: as in `sliding_window_attention`.
+    sinks: as in `dense`.
+    logits_soft_cap: as in `dense`.
+    forget: as in `dense`, for windows without dilation.
 
   Returns:
     An `Attention` that decodes with a `SlidingWindowCache`. Its only variables are
     those of sinks and forget gates.
 
   Raises:
-    ValueError: an argument is out of range; by `init`, the window covers even the
-      longest sequence.
+    ValueError: an argument is out of range; by `init`, the window covers the longest
+      sequence.
   """
   left, right = _integers("window", window, 0, 2)
-  spacings = _integers("dilation", dilation, 1)
+  dilations = _integers("dilation", dilation, 1)
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
-  if forget and max(spacings) > 1:
+  if forget and max(dilations) > 1:
     raise ValueError(
       f"forget: expected False with dilation {dilation}; only windows without "
       "dilation support it"
@@ -288,41 +289,41 @@ def sliding_window(
   )
 
   def init(key, dims):
-    if max(left, right) * min(spacings) >= dims.max_length:
+    if max(left, right) * min(dilations) >= dims.max_length:
       raise ValueError(
-        f"window: {window} with dilation {dilation} reaches over all "
-        f"{dims.max_length} positions, which is dense attention; choose less "
-        "or use dense"
+        f"window: {window} with dilation {dilation} covers all "
+        f"{dims.max_length} positions, which is dense attention; choose a smaller "
+        "one or use dense"
       )
     return own.init(key, dims)
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables
-    size = min(left * max(spacings) + 1, max_length)
+    size = min(left * max(dilations) + 1, max_length)
     return SlidingWindowCache(
       *init_dense(batch, size, dims, dtype, forgets=forget)
     )
 
   def decode(variables, cache, query, key, value, *, log_forget=None, **call):
-    if max(spacings) > 1:
+    if max(dilations) > 1:
       mods = {name: call.get(name) for name in ("score_mod", "mask_mod")}
-      _check_neighbours(log_forget=log_forget, **mods)
-    slots = jnp.arange(cache.key.shape[1])
-    # The new position is in the slot of age 0; larger ages than `index` are empty slots.
-    age = (cache.index[:, None] - slots[None]) % slots.size
+      _check_plain_window(log_forget=log_forget, **mods)
+    rows = jnp.arange(cache.key.shape[1])
+    # The age of the new position is 0; rows whose age is above `index` are unset.
+    age = (cache.index[:, None] - rows[None]) % rows.size
     keys = layout.write(cache.key, key, age == 0)
     values = layout.write(cache.value, value, age == 0)
     forget_bias = next_forget_bias(cache.forget_bias, log_forget, age == 0)
-    dilations = _integers("dilation", dilation, 1, query.shape[2])
-    # The ring holds as many positions as the window reaches, or all positions.
-    spacing = jnp.array([min(x, slots.size) for x in dilations])
+    per_head = _integers("dilation", dilation, 1, query.shape[2])
+    # The ring has the positions that the window covers, or all positions.
+    spacing = jnp.array([min(x, rows.size) for x in per_head])
     steps, rest = jnp.divmod(age[:, None], spacing[None, :, None])
     is_set = (age <= cache.index[:, None])[:, None]
-    out = attend_to_slots(
+    out = attend_to_cache(
       query,
       keys,
       values,
-      seen=is_set & (rest == 0) & (steps <= left),
+      mask=is_set & (rest == 0) & (steps <= left),
       distance=-steps,
       positions=(cache.index, cache.index[:, None] - age),
       forget_bias=forget_bias,
@@ -359,7 +360,7 @@ def sliding_window(
 
   plain = {"causal", "cross", "mask", "segments", "relative", "dropout"}
   supports = own.supports(plain | {"decode", "global", "sequence"})
-  if max(spacings) > 1:
+  if max(dilations) > 1:
     supports -= {"log_forget", "mods"}
   return Attention(
     init=init,

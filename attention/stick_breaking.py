@@ -26,7 +26,7 @@ from attention.softmax.cache import append
 from attention.softmax.visible import visible_in_tile
 
 _MASKED = -1e30
-"""The logit of a masked key, whose share of the stick is 0."""
+"""The logit of a masked key, which takes no weight."""
 
 BLOCK = 128
 """The default of C on a CPU."""
@@ -59,7 +59,7 @@ def stick_breaking_attention(
 
     log A_ts = −softplus(−x_ts) − Σ_{s<j<t} softplus(x_tj)        x = scale · q · k
 
-  in float32 for inputs of any dtype, without any difference of sums.
+  in float32 for inputs of any dtype, without differences of sums.
 
   Args:
     query: `[B, T, N, H]`.
@@ -69,9 +69,9 @@ def stick_breaking_attention(
     mask: key mask `[B, 1, 1, T]`. A masked key takes no weight.
     is_causal: must be True, because keys are ordered from a query to the left.
     query_segment_ids: `[B, T]`; keys of another segment take no weight.
-    block_size: C, the number of queries and of keys in a tile; None is at most `BLOCK`
-      on a CPU, and what `backend` allows elsewhere. It affects only rounding.
-    scale: factor of the logits; None is 1/√H.
+    block_size: C, the number of queries and of keys in a tile; None means at most
+      `BLOCK` on a CPU, and the choice of `backend` elsewhere. It affects only rounding.
+    scale: factor of the logits; None means 1/√H.
     key_segment_ids: `[B, T]`.
 
   Returns:
@@ -84,7 +84,7 @@ def stick_breaking_attention(
   Cost: time ½·T²·N·(H+V+C); memory B·N·C² and T·N·V, with gradients also T·N for one
   block of queries at a time.
 
-  Departs from its paper in masks, segments and `attend_current`, which its code has.
+  Differs from the paper in masks, segments and `attend_current`, which its code has.
   The remaining weight is 1 minus the output for values of 1.
 
   Paper: Scaling stick-breaking attention, arXiv:2410.17980, equations 1 and 2.
@@ -99,19 +99,19 @@ def stick_breaking_attention(
   size = min(block_size or _block(query), length)
   scale = checks.softmax_scale(scale, query.shape[3])
 
-  def heads(x):
+  def to_blocks(x):
     return jnp.moveaxis(split_blocks(zero_masked(x, keep), size), 3, 2)
 
-  by_key = keep, key_segment_ids
-  keys = heads(key), heads(value), *split_blocks(by_key, size)
+  key_ids = keep, key_segment_ids
+  keys = to_blocks(key), to_blocks(value), *split_blocks(key_ids, size)
   rows = *split_blocks((query, query_segment_ids), size), keys
 
   def visit(rows, state, keys, right=None):
     query, query_ids, _ = rows
     key, value, keep, key_ids = keys
-    shown = visible_in_tile(size, keep, query_ids, key_ids, right)
+    visible = visible_in_tile(size, keep, query_ids, key_ids, right)
     query = jnp.swapaxes(query, 1, 2)
-    return _take_weight(query, state, key, value, shown, scale)
+    return _take_weight(query, state, key, value, visible, scale)
 
   def start(rows):
     query, _, keys = rows
@@ -127,17 +127,17 @@ def stick_breaking_attention(
 def _block(query: Array) -> int:
   """The default of C."""
   batch, length, num_heads, _ = query.shape
-  # For each pair: a score, its softplus, the sum of those to the right, and a weight.
+  # For each pair: a score, its softplus, the sum of later softpluses, and a weight.
   pair_bytes = 4 * 4 * batch * num_heads
   return backend.block(pair_bytes, BLOCK, BLOCK, length, length)[0]
 
 
 def _initial_state(query: Float[Array, "B N C H"], value: Array) -> Any:
   """The state of queries before their first key."""
-  # Not constants, so that they are sharded as the queries are.
-  spent = jnp.zeros_like(query[..., :1], jnp.float32)
-  shape = *spent.shape[:3], value.shape[-1]
-  return spent, jnp.zeros_like(spent, shape=shape)
+  # Not constants, so that they are sharded like the queries.
+  total = jnp.zeros_like(query[..., :1], jnp.float32)
+  shape = *total.shape[:3], value.shape[-1]
+  return total, jnp.zeros_like(total, shape=shape)
 
 
 def _take_weight(
@@ -145,25 +145,25 @@ def _take_weight(
   state: tuple[Float[Array, "B N C 1"], Float[Array, "B N C V"]],
   key: Float[Array, "B K D H"],
   value: Float[Array, "B K D V"],
-  shown: Bool[Array, "#B #N #C D"] | None,
+  visible: Bool[Array, "#B #N #C D"] | None,
   scale: Any,
 ) -> tuple[Float[Array, "B N C 1"], Float[Array, "B N C V"]]:
   """Adds D keys further left to the state: (−log of the remaining weight, out)."""
-  spent, out = state
+  total, out = state
   x = scale * query_dot("bkqh,bkdh->bkqd", query, key)
-  if shown is not None:
-    x = jnp.where(shown, x, _MASKED)
+  if visible is not None:
+    x = jnp.where(visible, x, _MASKED)
   # Not −|x|, whose derivative at 0 is −1: softplus(0) and log β have slopes of ½.
-  near = jnp.log1p(jnp.exp(jnp.minimum(x, -x)))
-  taken = jnp.maximum(x, 0.0) + near  # softplus(x) = −log(1 − β)
-  later = _later_sums(taken)
-  weights = jnp.exp(jnp.minimum(x, 0.0) - near - later - spent)
-  more = query_dot("bkqd,bkdv->bkqv", weights.astype(value.dtype), value)
-  return spent + jnp.sum(taken, -1, keepdims=True), out + more
+  log1p_exp = jnp.log1p(jnp.exp(jnp.minimum(x, -x)))
+  softplus = jnp.maximum(x, 0.0) + log1p_exp  # −log(1 − β)
+  later = _later_sums(softplus)
+  weights = jnp.exp(jnp.minimum(x, 0.0) - log1p_exp - later - total)
+  update = query_dot("bkqd,bkdv->bkqv", weights.astype(value.dtype), value)
+  return total + jnp.sum(softplus, -1, keepdims=True), out + update
 
 
 def _later_sums(x: Float[Array, "B N C D"]) -> Float[Array, "B N C D"]:
-  """Sums over the keys to the right of each; a difference of sums loses precision."""
+  """Sums over the keys to the right of each key, without differences of sums."""
   later = jnp.concatenate([x[..., 1:], jnp.zeros_like(x[..., :1])], axis=-1)
   # XLA:GPU would fold the shift into one window of D positions, which is quadratic.
   later = jax.lax.optimization_barrier(later)
@@ -178,7 +178,7 @@ def stick_breaking(attend_current: bool = False) -> Attention:
     attend_current: as in `stick_breaking_attention`.
 
   Returns:
-    An `Attention` without variables, causal only, that decodes with the cache of
+    A causal `Attention` without variables, that decodes with the cache of
     dense attention.
   """
   exact = dense()
@@ -186,15 +186,15 @@ def stick_breaking(attend_current: bool = False) -> Attention:
   def decode(variables, cache, query, key, value, *, scale=None):
     del variables
     index, cache = cache.index[:, None], append(cache, key, value)
-    slots = jnp.arange(cache.key.shape[1])[None]
-    seen = slots <= index if attend_current else slots < index
-    rows = jnp.swapaxes(query, 1, 2)
+    positions = jnp.arange(cache.key.shape[1])[None]
+    is_visible = positions <= index if attend_current else positions < index
+    queries = jnp.swapaxes(query, 1, 2)
     _, out = _take_weight(
-      rows,
-      _initial_state(rows, value),
+      queries,
+      _initial_state(queries, value),
       jnp.moveaxis(cache.key, 2, 1),
       jnp.moveaxis(cache.value, 2, 1),
-      seen[:, None, None],
+      is_visible[:, None, None],
       checks.softmax_scale(scale, query.shape[3]),
     )
     return jnp.swapaxes(out, 1, 2).astype(query.dtype), cache

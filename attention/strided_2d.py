@@ -1,6 +1,6 @@
 """Attention to every s-th row and column of a grid (CvT; Wu et al., 2021).
 
-This module selects the keys; the rest is `flash_attention`.
+This file selects the keys; the rest is `flash_attention`.
 """
 
 import jax.numpy as jnp
@@ -40,8 +40,8 @@ def strided_2d_attention(
 
     out = strided_2d_attention(q, k, v, grid=(16, 16), stride=2)
 
-  The last rows · columns of the T positions are a grid, row after row. Tokens before
-  it, such as [CLS], are not on the grid and are always visible.
+  The last rows · columns of the T positions form a grid in row-major order. Tokens
+  before it, such as [CLS], are not on the grid and are always visible.
 
     A = {tokens before the grid} ∪ {(y, x) : y mod s = 0, x mod s = 0}
     out[t] = softmax over s in A of (scale · q_t · k_s), times v_s
@@ -50,50 +50,49 @@ def strided_2d_attention(
     query: `[B, T, N, H]`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
-    grid: (rows, columns), rows · columns ≤ T. None is the grid nearest to a
+    grid: (rows, columns), rows · columns ≤ T. None means the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete.
     stride: s, at least 1; with 1 it is dense attention. The paper's is 2.
     is_causal: must be False: positions on a grid have no order.
-    scale: factor of the logits; None is 1/√H. The paper's code uses 1/√F, where F is
+    scale: factor of the logits; None means 1/√H. The paper's code uses 1/√F, where F is
       the number of features of all heads.
     mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, T]`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     block_size: C, the number of rows computed at the same time.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
-  Results: as `flash_attention`, with S = T.
+  Results: as in `flash_attention`, with S = T.
 
   Raises:
-    ValueError: the grid has more than T positions, or `is_causal`.
+    ValueError: the grid has more than T positions, or the call is causal.
 
-  Cost: that of `flash_attention` with T/s² keys: time T²/s²·N·(H+V). Nothing is T×S.
+  Cost: that of `flash_attention` with T/s² keys: time T²/s²·N·(H+V). No array is T×S.
 
-  The paper has a strided convolution before the projections of key and value. It equals
-  a convolution at every position, applied by the model, of which this function takes
-  every s-th.
+  The paper has a strided convolution before the projections of key and value. The
+  model can apply it at every position, because this function selects every s-th result.
 
   Paper: CvT: introducing convolutions to vision transformers, section 3.2,
   arXiv:2103.15808.
   """
   if is_causal:
     raise ValueError(
-      "is_causal: expected False, got True, but the rows and columns of a grid "
-      "have no order; flash and dense have a causal form"
+      "is_causal: expected False, got True; positions on a grid have no order; "
+      "flash and dense attention have causal forms"
     )
   length = query.shape[1]
   check_grid(grid)
-  chosen = _selected_positions(length, grid, stride)
+  selected = _selected_positions(length, grid, stride)
   if mask is not None and mask.shape[-1] > 1:
-    mask = mask[..., chosen]
+    mask = mask[..., selected]
   if key_segment_ids is not None:
-    key_segment_ids = key_segment_ids[:, chosen]
+    key_segment_ids = key_segment_ids[:, selected]
   key, value = (
-    # So that gradients need no sums, which half precision would round.
+    # With unique indices, gradients need no sums, which half precision would round.
     jnp.asarray(x)
-    .at[:, chosen]
+    .at[:, selected]
     .get(unique_indices=True, indices_are_sorted=True)
     for x in (key, value)
   )
@@ -118,15 +117,15 @@ def _selected_positions(
   """The positions of the selected keys."""
   rows, columns = grid or nearest_square(length)
   # The default grid may have an incomplete last row.
-  own = 0 if grid is None else length - rows * columns
-  if own < 0:
+  prefix = 0 if grid is None else length - rows * columns
+  if prefix < 0:
     raise ValueError(
       f"grid: expected rows · columns of at most {length}, the length of query, "
       f"got {rows} · {columns} = {rows * columns}"
     )
-  places = np.arange(rows * columns).reshape(rows, columns)
-  places = own + places[::stride, ::stride].ravel()
-  return np.concatenate([np.arange(own), places[places < length]])
+  positions = np.arange(rows * columns).reshape(rows, columns)
+  positions = prefix + positions[::stride, ::stride].ravel()
+  return np.concatenate([np.arange(prefix), positions[positions < length]])
 
 
 @attention_factory
@@ -136,7 +135,7 @@ def strided_2d(
   """The mechanism of `strided_2d_attention`.
 
   Args:
-    grid: (rows, columns); None is the grid nearest to a square of every length.
+    grid: (rows, columns); None means the grid nearest to a square of every length.
     stride: s.
 
   Returns:

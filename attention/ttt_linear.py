@@ -1,8 +1,8 @@
-"""TTT-Linear: a linear model that learns to map keys to values, at test time.
+"""TTT-Linear: a linear model that learns to map keys to values at test time.
 
 The model's weights and bias are one matrix of H+1 rows, because queries and keys get a
-last channel of 1. Positions of a mini-batch take their gradients at the weights from
-which it starts, so products of matrices compute a mini-batch (the paper's dual form).
+last channel of 1. All positions of a mini-batch take gradients at its initial weights,
+so matrix products compute a mini-batch (the paper's dual form).
 """
 
 import functools
@@ -16,7 +16,7 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.mechanism import Attention
 from attention.recurrent import gates
-from attention.recurrent.arrays import by_head, repeat_heads
+from attention.recurrent.arrays import prepare_arrays, repeat_heads
 from attention.recurrent.minibatches import minibatches
 from attention.recurrent.packing import first_states
 from attention.recurrent.scan import CHUNK, scan
@@ -26,9 +26,9 @@ class TttState(NamedTuple):
   """The state from which a call continues; also the decode cache.
 
   Attributes:
-    change: weights and bias from which the mini-batch starts, less the initial ones.
-    gradient: Σ η ∇ over the positions of the mini-batch.
-    count: the number of positions of the mini-batch.
+    change: weights and bias before the current mini-batch, minus the initial ones.
+    gradient: Σ η ∇ over the positions of the current mini-batch.
+    count: the number of positions in the current mini-batch.
   """
 
   change: Float[Array, "B N X H"]
@@ -57,7 +57,7 @@ def ttt_linear_attention(
   segment_ids: Int[Array, "B T"] | None = None,
   return_state: bool = False,
 ) -> Float[Array, "B T N H"] | tuple[Float[Array, "B T N H"], TttState]:
-  """Each query is read by a linear model that gradient descent fits to keys and values.
+  """Applies to each query a linear model that gradient descent fits to (k, v) pairs.
 
     out = ttt_linear_attention(q, k, v, learning_rate=eta, initial_weights=w,
         initial_bias=b, norm_scale=gamma, norm_bias=beta)
@@ -67,34 +67,34 @@ def ttt_linear_attention(
     out_t = q_t + LN(q_t W_t + b_t)
 
   for each head, where t is position i = 1, …, C of its mini-batch, s are the positions
-  up to t of the mini-batch, and (W, b) is that of the last position before it. LN is a
-  layer norm with a scale and a bias for each head. Results are not linear in values.
-  Everything is float32 for inputs of any dtype.
+  up to t of the mini-batch, and (W, b) are those after the last position before it. LN
+  is a layer norm with a scale and a bias for each head. The output is not linear in
+  values. All computation is in float32.
 
   Args:
     query: `[B, T, Q, H]`.
     key: `[B, T, K, H]`.
-    value: `[B, T, U, H]`, as wide as keys.
+    value: `[B, T, U, H]`, of the same width as keys.
     learning_rate: η, at least 0.
     initial_weights: W before the first position.
     initial_bias: b before the first position.
     norm_scale: the scale of LN.
     norm_bias: the bias of LN.
-    position_offset: o; None is 0.
-    minibatch_size: C. With 1, each gradient is taken at the weights of the position
-      before it.
+    position_offset: o; None means 0.
+    minibatch_size: C. With 1, each gradient is taken at the weights after the previous
+      position.
     epsilon: ε of LN.
-    mask: key mask `[B, 1, 1, T]`; masked positions are in no mini-batch, and their
-      results are 0.
-    is_causal: must be True, because a state holds only the past.
-    scale: factor of the queries; None is 1.
-    initial_state: the `TttState` before the first position; None is that of
+    mask: key mask `[B, 1, 1, T]`; masked positions are in no mini-batch and output
+      zeros.
+    is_causal: must be True, because the recurrence runs forward.
+    scale: factor of the queries; None means 1.
+    initial_state: the `TttState` before the first position; None means that of
       `initial_weights` and `initial_bias`.
     segment_ids: `[B, T]`; where they change, a mini-batch starts from
       `initial_weights` and `initial_bias`.
     return_state: whether to return the last state as well.
 
-  Results and errors: as `gated_linear_attention`; the state is a `TttState`.
+  Results and errors: as in `gated_linear_attention`; the state is a `TttState`.
 
   Cost: time T·N·H·(3H + 2C); memory B·T·N·H, with gradients also two states for each
   chunk of `scan.CHUNK` positions. With a mask, segments or an initial state,
@@ -107,7 +107,7 @@ def ttt_linear_attention(
   query, dtype = repeat_heads(query, key, value), query.dtype
   batch, length, num_heads, head_dim = query.shape
   arrays = query, key, value, learning_rate[..., None]
-  arrays, _, begins = by_head(
+  arrays, _, starts = prepare_arrays(
     query,
     arrays,
     log_decay=None,
@@ -117,47 +117,49 @@ def ttt_linear_attention(
   )
   query, key, value, rate = arrays
   query *= 1.0 if scale is None else checks.softmax_scale(scale, head_dim)
-  position_rate = _position_rate(minibatch_size, position_offset)
+  minibatch_rates = _position_rate(minibatch_size, position_offset)
   initial = jnp.concatenate([initial_weights, initial_bias[:, None]], axis=1)
   initial = initial.astype(jnp.float32)[None]
   empty = _empty_state(batch, num_heads, head_dim)
   state = first_states(initial_state, empty, "a TttState")
-  parts = minibatches(query, mask, begins, state.count, minibatch_size)
-  opens = parts.opens[:, :, None, None]
-  if not (mask is None and begins is None and initial_state is None):
+  batches = minibatches(query, mask, starts, state.count, minibatch_size)
+  opens = batches.starts[:, :, None, None]
+  if not (mask is None and starts is None and initial_state is None):
     # Mini-batches may start anywhere.
-    opens = jnp.stack([parts.opens, parts.begins], axis=2)[:, :, None]
-  at = position_rate[parts.place][..., None, None]
+    opens = jnp.stack([batches.starts, batches.segment_starts], axis=2)[
+      :, :, None
+    ]
+  position_rates = minibatch_rates[batches.offset][..., None, None]
   # The last channel of 1 reads and writes the bias.
   query, key = (
     jnp.concatenate([x, jnp.ones_like(rate)], axis=3) for x in (query, key)
   )
   window = min(minibatch_size, length)
-  count_windows = min(-(-CHUNK // window), -(-length // window))
-  last = position_rate[-1]
-  params = initial, last, _heads(norm_scale), _heads(norm_bias)
+  num_windows = min(-(-CHUNK // window), -(-length // window))
+  last = minibatch_rates[-1]
+  params = initial, last, _expand_heads(norm_scale), _expand_heads(norm_bias)
   state, out = scan(
-    functools.partial(_step, epsilon, count_windows),
+    functools.partial(_step, epsilon, num_windows),
     params,
     (initial + state.change, state.gradient),
-    (query, key, value, rate, at, opens),
-    size=window * count_windows,
+    (query, key, value, rate, position_rates, opens),
+    size=window * num_windows,
   )
   out += query[..., :-1]
   if mask is not None:
-    out = jnp.where(parts.keep[..., None, None], out, 0.0)
+    out = jnp.where(batches.keep[..., None, None], out, 0.0)
   out = out.astype(dtype)
-  state = TttState(state[0] - initial, state[1], parts.count)
+  state = TttState(state[0] - initial, state[1], batches.count)
   return (out, state) if return_state else out
 
 
-def _heads(x):
+def _expand_heads(x):
   """`[N, H]` as `[1, N, 1, H]` in float32."""
   return x.astype(jnp.float32)[None, :, None]
 
 
 def _position_rate(size, offset):
-  """C numbers c = max(1/i + o, 0)."""
+  """c_i = max(1/i + o_i, 0) for i = 1, …, C."""
   rate = 1.0 / jnp.arange(1, size + 1, dtype=jnp.float32)
   if offset is None:
     return rate
@@ -188,50 +190,50 @@ def _step(epsilon, count, params, state, inputs):
 
 
 def _window(epsilon, params, state, inputs):
-  """A mini-batch `[B, N, W, ·]`, or W ≤ C positions in which some start."""
+  """A mini-batch `[B, N, W, ·]`, or W ≤ C positions in which mini-batches may start."""
   initial, last, norm_scale, norm_bias = params
   weights, gradient = state
-  query, key, value, rate, at, opens = inputs
+  query, key, value, rate, position_rates, opens = inputs
   norm = functools.partial(_layer_norm, epsilon, norm_scale, norm_bias)
 
   def error(predicted):
     """∇ of ½ |LN(z) + k − v|² with respect to z = k W + b."""
-    out, pull = jax.vjp(norm, predicted)
-    return pull(out + key[..., :-1] - value)[0]
+    out, norm_vjp = jax.vjp(norm, predicted)
+    return norm_vjp(out + key[..., :-1] - value)[0]
 
   writes = jnp.swapaxes(key * rate, 2, 3)
   causal = jnp.tri(key.shape[2], dtype=bool)[None, None]
   if opens.shape[3] == 1:
-    # A window is a mini-batch; those of padding leave the state as it is.
-    opens, same = opens[:, :, :1], causal
+    # A window is a mini-batch. Padding does not change the state.
+    opens, same_minibatch = opens[:, :, :1], causal
     weights = jnp.where(opens, weights - last * gradient, weights)
     errors, own = error(key @ weights), query @ weights
     gradient = jnp.where(opens, 0.0, gradient) + writes @ errors
   else:
-    # Positions of the mini-batch of `state`, then, if C are complete, of the next one,
-    # and then those of segments that start here.
+    # First positions of the mini-batch of `state`, then, if it is complete, of the next
+    # one, and then of segments that start here.
     number = jnp.any(opens, axis=3, keepdims=True)
     number = jnp.cumsum(number, axis=2, dtype=jnp.int32)
-    begun = jnp.cumsum(opens[..., 1:], axis=2, dtype=jnp.int32) > 0
-    goes_on = number == 0
-    earlier = jnp.where(goes_on, error(key @ weights), 0.0)
-    closed = weights - last * (gradient + writes @ earlier)
+    in_new_segment = jnp.cumsum(opens[..., 1:], axis=2, dtype=jnp.int32) > 0
+    in_first = number == 0
+    earlier = jnp.where(in_first, error(key @ weights), 0.0)
+    updated = weights - last * (gradient + writes @ earlier)
 
-    def read(x):
-      later = jnp.where(begun, x @ initial, x @ closed)
-      return jnp.where(goes_on, x @ weights, later)
+    def predict(x):
+      later = jnp.where(in_new_segment, x @ initial, x @ updated)
+      return jnp.where(in_first, x @ weights, later)
 
-    errors, own = error(read(key)), read(query)
-    own -= jnp.where(goes_on, at * (query @ gradient), 0.0)
-    same = causal & (number == jnp.swapaxes(number, 2, 3))
+    errors, own = error(predict(key)), predict(query)
+    own -= jnp.where(in_first, position_rates * (query @ gradient), 0.0)
+    same_minibatch = causal & (number == jnp.swapaxes(number, 2, 3))
     is_last = jnp.swapaxes(number == number[:, :, -1:], 2, 3)
-    at_end = goes_on[:, :, -1:]
-    later = jnp.where(begun[:, :, -1:], initial, closed)
-    weights = jnp.where(at_end, weights, later)
-    gradient = jnp.where(at_end, gradient, 0.0)
+    ends_in_first = in_first[:, :, -1:]
+    later = jnp.where(in_new_segment[:, :, -1:], initial, updated)
+    weights = jnp.where(ends_in_first, weights, later)
+    gradient = jnp.where(ends_in_first, gradient, 0.0)
     gradient += jnp.where(is_last, writes, 0.0) @ errors
   scores = query @ jnp.swapaxes(key * rate, 2, 3)
-  scores = jnp.where(same, at * scores, 0.0)
+  scores = jnp.where(same_minibatch, position_rates * scores, 0.0)
   return (weights, gradient), norm(own - scores @ errors)
 
 
@@ -242,7 +244,7 @@ def _layer_norm(epsilon, scale, bias, x):
 
 @attention_factory
 def ttt_linear(minibatch_size: int = 16, base_rate: float = 1.0) -> Attention:
-  """TTT-Linear, whose learning rates are computed from the inputs of its layer.
+  """TTT-Linear, with learning rates computed from the inputs of its layer.
 
     η_t = η₀ · sigmoid(x_t · W_η + b_η) / H
 
@@ -251,7 +253,7 @@ def ttt_linear(minibatch_size: int = 16, base_rate: float = 1.0) -> Attention:
     base_rate: η₀.
 
   Returns:
-    An `Attention` with `gates`, causal only, whose values have the width H and whose
+    A causal `Attention` with `gates`, whose values have the width H and whose
     cache is a `TttState`. Its parameters are `rate_kernel [F, N]`, `rate_bias [N]`,
     `initial_weights [N, H, H]`, `initial_bias [N, H]`, `norm_scale [N, H]`,
     `norm_bias [N, H]` and `position_offset [C]`.
@@ -259,10 +261,10 @@ def ttt_linear(minibatch_size: int = 16, base_rate: float = 1.0) -> Attention:
   Raises:
     ValueError: `minibatch_size` is not a positive int, or `base_rate` is not above 0.
 
-  Its model also has `short_convolution`, `output_norm='rms_joint'` and
-  `output_gate='gelu_tanh'`. Departs from the paper's layer, in which queries and keys
-  are two convolutions of one projection and rotate with the place in the mini-batch,
-  and whose last norm is a layer norm. Paper: arXiv:2407.04620, sections 2.3 to 2.7.
+  The paper's model also has `short_convolution`, `output_norm='rms_joint'` and
+  `output_gate='gelu_tanh'`. In the paper's layer, queries and keys are two convolutions
+  of one projection, rotated by the position in the mini-batch, and the last norm is a
+  layer norm. Paper: arXiv:2407.04620, sections 2.3 to 2.7.
   """
   if not base_rate > 0.0:
     raise ValueError(f"base_rate: expected a number above 0, got {base_rate!r}")

@@ -17,23 +17,22 @@ def attention_weights(
   value: Float[Array, "B S K V"] | None = None,
   **options: Any,
 ) -> Float[Array, "B N T S"]:
-  """The matrix A for which `fn(query, key, value) = A · value` for every value.
+  """Returns the matrix A with `fn(query, key, value) = A · value` for every value.
 
-  Nearly every attention function is linear in `value`, so applying it to the identity
-  returns the matrix: column s is the weight of the value of key s. Rows of a
-  mechanism that normalises sum to 1, or to 0 for a query that sees no key. Of other
-  functions it is the derivative at the given values: A_ts = mean of ∂out_tc/∂v_sc over
-  the channels c.
+  Nearly every attention function is linear in `value`, so A is its output for the
+  identity: column s has the weights of key s. The rows of a normalised mechanism sum to
+  1, or to 0 for a query that sees no key. For a function that is not linear, A is the
+  derivative at the given values: A_ts is the mean of ∂out_tc/∂v_sc over the channels c.
 
   Args:
     fn: an attention function, `fn(query, key, value, **options)`.
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`; None for an `Attention.apply` whose query is also its key
-      ('shared_qk') or that makes its own keys ('own_keys').
-    value: the values at which a function that is not linear in them is differentiated,
+      ('shared_qk') or that computes its own keys ('own_keys').
+    value: the values at which to differentiate a function that is not linear in them,
       such as `ttt_linear_attention`; None for all others.
-    **options: passed to `fn`; the values of `global_qkv` are replaced by the identity
-      as well, so the matrix assumes the same values for both.
+    **options: passed to `fn`. The identity also replaces the values of `global_qkv`, so
+      A assumes that both are the same.
 
   Returns:
     `[B, N, T, S]` in the dtype of `query`.
@@ -62,15 +61,15 @@ def attention_weights(
 
 
 def _derivative(fn, value):
-  """The mean over c of ∂out_tc/∂v_sc `[B, N, T, S]`, for one key s after another."""
+  """The mean over c of ∂out_tc/∂v_sc, `[B, N, T, S]`, one key s at a time."""
 
-  def of_channel(s, c):
-    along = jnp.zeros_like(value).at[:, s, :, c].set(1.0)
-    return jax.jvp(fn, [value], [along])[1][..., c]
+  def channel_derivative(s, c):
+    tangent = jnp.zeros_like(value).at[:, s, :, c].set(1.0)
+    return jax.jvp(fn, [value], [tangent])[1][..., c]
 
-  def of_key(s):
+  def key_weights(s):
     channels = jnp.arange(value.shape[3])
-    return jax.vmap(of_channel, (None, 0))(s, channels).mean(axis=0)
+    return jax.vmap(channel_derivative, (None, 0))(s, channels).mean(axis=0)
 
-  weights = jax.lax.map(of_key, jnp.arange(value.shape[1]))
+  weights = jax.lax.map(key_weights, jnp.arange(value.shape[1]))
   return weights.transpose(1, 3, 2, 0)

@@ -1,4 +1,4 @@
-"""Attention within windows of a grid of positions (Swin; Liu et al., 2021)."""
+"""Attention within the windows of a grid of positions (Swin; Liu et al., 2021)."""
 
 import math
 from typing import Any, NamedTuple
@@ -45,74 +45,72 @@ def window_2d_attention(
 
     out = window_2d_attention(q, k, v, grid=(16, 16), window=4)
 
-  The T positions are a grid, row after row. The grid is padded at the bottom and right
-  to whole windows of w × w, rolled by (−s, −s) and cut into windows:
+  The T positions form a grid in row-major order. The grid is padded at the bottom and
+  right to whole windows of w × w, rolled by (−s, −s) and divided into windows:
 
     (y, x) = ((row − s) mod R, (column − s) mod C)      R, C the padded sides
     A(t) = {s : ⌊y_s/w⌋ = ⌊y_t/w⌋, ⌊x_s/w⌋ = ⌊x_t/w⌋, not joined by the roll}
     out[t] = softmax over s in A(t) of (scale · q_t · k_s + b[i]), times v_s
     i = (y_t − y_s + w − 1) · (2w − 1) + (x_t − x_s + w − 1)
 
-  The roll joins two positions of a window if one row, or column, is less than s and
-  the other is not. Padding is never visible. `mask` and the segments restrict the pairs
+  The roll joins two positions of a window if one row, or column, is less than s and the
+  other is not. Padding is never visible. `mask` and the segments restrict the pairs
   further.
 
-  Where min(rows, columns) ≤ w, the window is as large as the smaller of the two and is
-  not shifted. The bias table remains that of `window`, and the smaller window reads its
-  middle.
+  If min(rows, columns) ≤ w, the window has this size and is not shifted. The bias table
+  is still that of `window`, and the smaller window uses its middle.
 
   Args:
     query: `[B, T, N, H]`.
     key: `[B, T, K, H]`.
     value: `[B, T, K, V]`.
-    grid: (rows, columns), rows · columns = T. None is the grid nearest to a
+    grid: (rows, columns), rows · columns = T. None means the grid nearest to a
       square, with ⌈√T⌉ columns, whose last row may be incomplete. It depends on the
       length, so padding a sequence changes which keys a query sees.
     window: w, the side of a window in positions.
     shift: s, 0 ≤ s < w. The paper shifts every second layer by ⌊w/2⌋.
     relative_bias: b `[(2w − 1)², N]`, added by the offset (dy, dx) of query from key;
-      None adds nothing.
+      None means no bias.
     hidden_logit: added to the logits of pairs that only the roll joins, instead of
-      masking them. The published weights are trained with -100.0. None masks them.
+      masking them. The published weights were trained with -100.0. None masks them.
     mask: key mask, `[B, 1, 1, S]`.
     is_causal: must be False, because a window has keys on all sides.
     block_size: the number of queries computed at the same time, in whole windows, at
-      least one; None is the platform's choice.
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+      least one; None means the platform's choice.
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, T]`.
-    dropout_rate: share of attention weights that are set to zero.
+    dropout_rate: fraction of the attention weights that are set to zero.
     dropout_rng: random key for dropout, required if `dropout_rate` > 0.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
-  Results: as `flash_attention`, with S = T.
+  Results: as in `flash_attention`, with S = T.
 
   Raises:
     ValueError: the grid does not have T positions, the mask varies along queries, or
-      `is_causal`.
+      the call is causal.
 
   Cost, for P ≥ T positions with padding: time P·w²·N·(H+V); memory in addition
   to the arguments: a copy of query, key, value and result, N·w⁴ float32 of
-  bias, and B·N·C·w² for C queries computed at the same time. Nothing is T×S.
+  bias, and B·N·C·w² for C queries computed at the same time. No array is T×S.
 
-  Departs from its paper's code in padding. That code pads with zeros before the
-  projections and lets queries see them; at the paper's sizes there is no padding. For a
-  grid smaller than a window, that code makes the table of the smaller window, which is
-  this function with that `window`; transformers keeps the table, and fails.
+  Differs from the paper's code in padding: that code pads with zeros before the
+  projections, which queries see, although the paper's sizes need no padding. For a grid
+  smaller than a window, that code creates the table of the smaller window, as this
+  function does with that `window`; transformers keeps the larger table, and raises.
 
   Paper: Swin transformer: hierarchical vision transformer using shifted
   windows, section 3.2, arXiv:2103.14030.
   """
   if is_causal:
     raise ValueError(
-      "is_causal: expected False, got True, but a window has keys on all sides "
-      "of the query; sliding_window attention has a causal form, and so have "
-      "flash and dense"
+      "is_causal: expected False, got True; a window has keys on all sides of "
+      "the query; sliding_window, flash and dense attention have causal forms"
     )
   batch, length, num_heads, _ = query.shape
   kv_heads = key.shape[2]
-  _check(grid, window, shift, hidden_logit)
-  places = windows_of(length, grid, window, shift)
+  _check_options(grid, window, shift, hidden_logit)
+  cells = make_grid(length, grid, window, shift)
   expected = [(2 * window - 1) ** 2, num_heads]
   if relative_bias is not None and list(relative_bias.shape) != expected:
     raise ValueError(
@@ -122,12 +120,12 @@ def window_2d_attention(
   keep = checks.key_mask(mask, query, key)
   scale = checks.softmax_scale(scale, query.shape[-1])
 
-  area, count = places.window**2, math.prod(places.windows)
+  area, count = cells.window**2, math.prod(cells.windows)
   head_shape = kv_heads, num_heads // kv_heads
   bias = None
   if relative_bias is not None:
-    # A window smaller than that of the table reads the table's middle.
-    y, x = jnp.divmod(jnp.arange(area), places.window)
+    # A window smaller than that of the table uses the table's middle.
+    y, x = jnp.divmod(jnp.arange(area), cells.window)
     dy, dx = (z[:, None] - z[None] + window - 1 for z in (y, x))
     bias = relative_bias.astype(jnp.float32)[dy * (2 * window - 1) + dx]
     bias = jnp.moveaxis(bias, 2, 0).reshape(1, *head_shape, area, area)
@@ -136,50 +134,50 @@ def window_2d_attention(
 
   def attend(query, key, value, keep, query_ids, key_ids, regions, number):
     """Attention in one window."""
-    visible, more, kept = keep[:, None, :], bias, None
+    visible, window_bias, factors = keep[:, None, :], bias, None
     if query_ids is not None:
       visible &= query_ids[:, :, None] == key_ids[:, None, :]
     if regions is not None:
-      same = regions[:, :, None] == regions[:, None, :]
+      same_region = regions[:, :, None] == regions[:, None, :]
       if hidden_logit is None:
-        visible &= same
+        visible &= same_region
       else:
-        more = jnp.where(same, 0.0, hidden_logit)[:, None, None]
-        more += 0.0 if bias is None else bias
+        window_bias = jnp.where(same_region, 0.0, hidden_logit)[:, None, None]
+        window_bias += 0.0 if bias is None else bias
     if dropout_rate:
       is_shared = dropout.is_shared(dropout_rng)
       heads = (1, 1, 1) if is_shared else (batch, *head_shape)
       shape = (*heads, area, area)
-      kept = dropout.factors(dropout_rng, dropout_rate, shape, number[0])
+      factors = dropout.factors(dropout_rng, dropout_rate, shape, number[0])
     return block_attention(
       query,
       jnp.swapaxes(key, 1, 2),
       jnp.swapaxes(value, 1, 2),
       scale=scale,
-      bias=more,
+      bias=window_bias,
       visible=visible[:, None, None],
-      kept=kept,
+      dropout_factors=factors,
     )
 
-  size = block_size or backend.rows_at_once(
+  size = block_size or backend.rows_per_tile(
     4 * batch * num_heads * area, count * area
   )
   ids = query_segment_ids, key_segment_ids
-  arrays = query, key, value, keep, *ids, places.regions()
-  arrays = jax.tree.map(places.to_windows, arrays)
+  arrays = query, key, value, keep, *ids, cells.regions()
+  arrays = jax.tree.map(cells.to_windows, arrays)
   number = jnp.arange(count)[None]
   results = block_map(attend, max(size // area, 1), *arrays, number)
-  out, lse = jax.tree.map(places.from_windows, results)
+  out, lse = jax.tree.map(cells.from_windows, results)
   return (out, lse) if return_lse else out
 
 
 class Grid(NamedTuple):
-  """The layout of T positions on a grid, row after row, and in its windows.
+  """The layout of T positions on a grid, in row-major order, and in its windows.
 
   Attributes:
     length: T, at most rows · columns; only the last row may be incomplete.
-    rows: of the grid.
-    columns: likewise.
+    rows: the number of rows.
+    columns: the number of columns.
     window: w, at most as large as the smaller of the two.
     shift: s, less than w.
   """
@@ -196,7 +194,7 @@ class Grid(NamedTuple):
     return -(-self.rows // self.window), -(-self.columns // self.window)
 
   def to_windows(self, x: Shaped[Array, "B T *F"]) -> Shaped[Array, "B G C *F"]:
-    """`x` in G windows of C = w² places; places without a position get zeros."""
+    """Arranges `x` in G windows of C = w² cells; cells without a position are zeros."""
     w, (down, across) = self.window, self.windows
     x = pad(x, self.rows * self.columns - self.length)
     x = x.reshape(x.shape[0], self.rows, self.columns, *x.shape[2:])
@@ -217,17 +215,17 @@ class Grid(NamedTuple):
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, : self.length]
 
   def regions(self) -> Int[Array, "1 T"] | None:
-    """A number for each position; positions that only the roll joins differ in it."""
+    """A number per position, which differs for positions that only the roll joins."""
     if not self.shift:
       return None
     rows, columns = jnp.divmod(jnp.arange(self.length), self.columns)
     return (2 * (rows < self.shift) + (columns < self.shift))[None]
 
 
-def windows_of(
+def make_grid(
   length: int, grid: tuple[int, int] | None, window: int, shift: int
 ) -> Grid:
-  """The windows of a call; raises ValueError unless the grid has T places."""
+  """Creates the grid of a call; raises ValueError unless it has T positions."""
   rows, columns = grid or nearest_square(length)
   if grid is not None and rows * columns != length:
     raise ValueError(
@@ -256,10 +254,10 @@ def check_grid(grid: Any) -> None:
     checks.check_at_least("grid", side, 1)
 
 
-def _check(
+def _check_options(
   grid: Any, window: int, shift: int, hidden_logit: float | None
 ) -> None:
-  """Checks the arguments that do not depend on a length."""
+  """Checks the arguments that do not depend on the length."""
   check_grid(grid)
   if shift >= window:
     raise ValueError(
@@ -287,20 +285,18 @@ def window_2d(
   """The mechanism of `window_2d_attention`.
 
   Args:
-    grid: (rows, columns), which fixes the length of a call; None is the grid
+    grid: (rows, columns), which fixes the length of a call; None means the grid
       nearest to a square of every length.
     window: w.
     shift: s.
-    relative: whether to train a table by (dy, dx) that is added to the logits. It is
-      drawn from N(0, 0.02²), truncated at two standard deviations, as in the paper's
-      code.
+    relative: whether to train a bias table by (dy, dx). It is drawn from N(0, 0.02²),
+      truncated at two standard deviations, as in the paper's code.
     hidden_logit: as in `window_2d_attention`.
 
   Returns:
-    An `Attention` with trained `relative_bias [(2w − 1)², N]` where `relative`,
-    and without variables otherwise.
+    An `Attention`, whose parameter with `relative` is `relative_bias [(2w − 1)², N]`.
   """
-  _check(grid, window, shift, hidden_logit)
+  _check_options(grid, window, shift, hidden_logit)
   own = {
     "grid": None if grid is None else tuple(grid),
     "window": window,

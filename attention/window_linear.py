@@ -1,9 +1,9 @@
-"""Softmax attention to near keys and linear attention to far ones, as one average.
+"""Softmax attention to near keys and linear attention to far keys, normalised together.
 
 One scan over chunks computes both (Zhang et al., 2025). Its state is the last W keys
 before a chunk, and the sums over all earlier keys. Each query of a chunk attends by
-softmax to its own W keys among the state's and the chunk's. As many keys leave the
-window as enter it, and these form the chunk of linear attention.
+softmax to its last W keys, in the state and the chunk. The keys that leave the window
+in a chunk are a chunk of linear attention.
 """
 
 import functools
@@ -27,19 +27,19 @@ from attention.recurrent.features import (
   FeatureMap,
   Scaled,
   chunk_sums,
-  empty,
-  key_rows,
+  empty_state,
+  join_rows,
+  key_features,
   normalize,
   rows,
-  state_after,
   state_before,
-  unrows,
+  update_state,
   visible_keys,
 )
 from attention.recurrent.scan import chunk_size, chunks_per_step, scan
 from attention.softmax import sharding
 
-_FIRST_SHARE = 0.1
+_INITIAL_GAMMA = 0.1
 """The initial γ, as in the configs of the paper's code."""
 
 
@@ -68,7 +68,7 @@ def window_linear_attention(
             / (γ Σ_near e^(x_ts − m_t) + Σ_far φ(q_t)·φ(k_s))
     near: t − W < s ≤ t    far: s ≤ t − W
     x_ts = scale · q_t·k_s    m_t = max_near x_ts    γ = sigmoid(mix)
-    φ(q_t) = [softmax(q_t W_q), softmax(−q_t W_q)], and φ(k_s) alike with W_k
+    φ(q_t) = [softmax(q_t W_q), softmax(−q_t W_q)], and likewise φ(k_s) with W_k
 
   The far terms are added to exponentials whose largest is 1, so m_t is part of the
   definition, and gradients flow through it.
@@ -80,10 +80,10 @@ def window_linear_attention(
     query_kernel: W_q `[N, H, H]`, with the query's features first.
     key_kernel: W_k `[K, H, H]`.
     mix: `[N]`, the logit of γ.
-    window: W ≥ 1, the number of near keys, including the query's own: those of
+    window: W ≥ 1, the number of near keys, including the query's own, as in
       `sliding_window_attention` with `window=(W - 1, 0)`.
     is_causal: must be True, because the mechanism is causal by definition.
-    scale: factor of the near logits; None is 1/√H. It does not affect φ.
+    scale: factor of the near logits; None means 1/√H. It does not affect φ.
     mask: key mask `[B, 1, 1, S]`.
     block_size: C, the number of positions of a chunk.
     axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
@@ -99,10 +99,10 @@ def window_linear_attention(
   chunk, with gradients also W keys and values and a state of 2H·V numbers per head for
   each chunk.
 
-  Departs from its paper in masks, and in one W_k for each key head, where the paper's
-  code has one for each query head. γ is a sigmoid, as in that code, and windows slide
-  as in the paper's formula. The code keeps features above 1e-12; here they may vanish.
-  Its configs have `feature_dim=64` with `head_dim=128`; here W is square.
+  Differs from the paper in masks, and in one W_k per key head, where the paper's code
+  has one per query head. γ is a sigmoid, as in that code, and windows slide, as in the
+  paper's formula. The code clips features to 1e-12 or more; here they may
+  underflow. Its configs have `feature_dim=64` with `head_dim=128`; here W is square.
 
   Paper: LoLCATs: on low-rank linearizing of large language models, section 3.2,
   arXiv:2410.10254. The features are those of Hedgehog, arXiv:2402.04347.
@@ -110,7 +110,7 @@ def window_linear_attention(
   if not is_causal:
     raise ValueError(
       "is_causal: expected True, got False; window_linear attention is causal by "
-      "definition; give is_causal=True, or take sliding_window or linear "
+      "definition; give is_causal=True, or use sliding_window or linear "
       "attention in both directions"
     )
   params = _params(query, query_kernel, key_kernel, mix, scale)
@@ -125,8 +125,8 @@ def _features(head_dim: int) -> FeatureMap:
 def _params(query, query_kernel, key_kernel, mix, scale):
   """The parameters of a step: W_q, W_k, γ and the scale."""
   scale = checks.softmax_scale(scale, query.shape[-1])
-  share = jax.nn.sigmoid(mix.astype(jnp.float32))
-  return query_kernel, key_kernel, share, jnp.float32(scale)
+  gamma = jax.nn.sigmoid(mix.astype(jnp.float32))
+  return query_kernel, key_kernel, gamma, jnp.float32(scale)
 
 
 def _masked_keys(keys, window):
@@ -137,7 +137,7 @@ def _masked_keys(keys, window):
 
 
 def _attend(params, query, keys, window, block_size=None, axis_name=None):
-  """The scan over a whole sequence, or over the shard that each device has.
+  """The scan over a whole sequence, or over a device's shard.
 
   Its state is the keys, values and mask of W positions, and the sums over earlier ones.
   Devices exchange W positions of keys and values, and log₂ D + 1 states of K·2H·(V+1)
@@ -145,20 +145,20 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
   """
   batch, length, _, head_dim = query.shape
   kv_heads, value_dim = keys[1].shape[2:]
-  # As numbers, because a boolean state has no derivative where B is symbolic.
+  # The mask is float, because a boolean state has no derivative if B is symbolic.
   keys = *keys[:2], keys[2].astype(jnp.float32)
   phi = _features(head_dim)
-  is_part = axis_name is not None and jax.lax.axis_size(axis_name) > 1
-  if is_part:
-    reached = [sharding.with_halo(x, window, 0, axis_name) for x in keys]
-    left = [x[:, :length] for x in reached]
-    left[2] = left[2] > 0
-    left[0] = project_heads(params[1], left[0], left[2])
-    far = state_before(phi, left, length, axis_name)
-    near = tuple(x[:, :window] for x in reached)
+  is_sharded = axis_name is not None and jax.lax.axis_size(axis_name) > 1
+  if is_sharded:
+    extended = [sharding.exchange_halo(x, window, 0, axis_name) for x in keys]
+    far_keys = [x[:, :length] for x in extended]
+    far_keys[2] = far_keys[2] > 0
+    far_keys[0] = project_heads(params[1], far_keys[0], far_keys[2])
+    far = state_before(phi, far_keys, length, axis_name)
+    near = tuple(x[:, :window] for x in extended)
   else:
     window = min(window, length)
-    far = empty(batch, kv_heads, phi, value_dim)
+    far = empty_state(batch, kv_heads, phi, value_dim)
     near = _masked_keys(keys, window)
   size = chunk_size(length, block_size)
   numbers = 2 * size + window + 4 * head_dim + 2 * value_dim
@@ -170,13 +170,13 @@ def _attend(params, query, keys, window, block_size=None, axis_name=None):
     (near, far),
     (query, *keys),
     size=size * count,
-    is_empty=not is_part,
+    is_empty=not is_sharded,
   )[1]
 
 
 def _step(count, window, params, state, xs):
   """`count` chunks of queries and keys."""
-  query_kernel, key_kernel, share, scale = params
+  query_kernel, key_kernel, gamma, scale = params
   query, *keys = xs
   _, length, _, head_dim = query.shape
   kv_heads, size = keys[0].shape[2], length // count
@@ -184,24 +184,26 @@ def _step(count, window, params, state, xs):
   keys = [jnp.concatenate(x, axis=1) for x in zip(near, keys, strict=True)]
   key, value, keep = *keys[:2], keys[2] > 0
   # Keys that leave the window.
-  left = [x[:, :length] for x in (key, value, keep)]
+  far_keys = [x[:, :length] for x in (key, value, keep)]
   phi = _features(head_dim)
-  left[0] = project_heads(key_kernel, left[0], left[2])
+  far_keys[0] = project_heads(key_kernel, far_keys[0], far_keys[2])
   queries = rows(project_heads(query_kernel, query), kv_heads, count)
-  far, sums = chunk_sums(False, far, phi(queries), key_rows(phi, left, count))
+  far, sums = chunk_sums(
+    False, far, phi(queries), key_features(phi, far_keys, count)
+  )
   # The window of each chunk, `[B, K, 1, G, W+C, ·]`.
-  place = jnp.arange(window + size)
+  position = jnp.arange(window + size)
   if count > 1:
-    # A key is in several windows, and its gradient is their sum.
+    # A key is in several windows, over which its gradient is summed in float32.
     key, value = key.astype(jnp.float32), value.astype(jnp.float32)
     key, value, keep = (
       layout.tiles(x, size, window + size).reshape(x.shape[0], -1, *x.shape[2:])
       for x in (key, value, keep)
     )
   identity = FeatureMap(lambda x: x, head_dim)
-  key, value = key_rows(identity, (key, value, keep), count)
-  # Query i of a chunk is at place W + i.
-  age = window + jnp.arange(size)[:, None] - place[None, :]
+  key, value = key_features(identity, (key, value, keep), count)
+  # Query i of a chunk is at position W + i.
+  age = window + jnp.arange(size)[:, None] - position[None, :]
   is_near = jnp.swapaxes(rows(keep[..., None, None], 1, count), -1, -2)
   is_near &= ((age >= 0) & (age < window))[None, None, None, None]
   query_rows = rows(query.astype(jnp.float32), kv_heads, count)
@@ -210,9 +212,9 @@ def _step(count, window, params, state, xs):
   largest = jnp.max(logits, axis=-1, keepdims=True)
   exponentials = jnp.exp(jnp.where(is_near, logits - largest, -jnp.inf))
   near = jnp.einsum("...cs,...sx->...cx", exponentials, value)
-  out = normalize(share.reshape(1, kv_heads, -1, 1, 1, 1) * near + sums.sums)
+  out = normalize(gamma.reshape(1, kv_heads, -1, 1, 1, 1) * near + sums.sums)
   near = tuple(x[:, length:] for x in keys)
-  return (near, far), unrows(out).astype(query.dtype)
+  return (near, far), join_rows(out).astype(query.dtype)
 
 
 class WindowLinearCache(NamedTuple):
@@ -242,11 +244,10 @@ def window_linear(window: int = 64) -> Attention:
   Returns:
     An `Attention` with trained `query_kernel [N, H, H]` and `key_kernel [K, H, H]`,
     initially the identity, and `mix [N]`, initially the logit of 0.1. It decodes with
-    the last W keys and values and a state of K·2H·(H+1) numbers for each example.
+    the last W keys and values and a state of K·2H·(H+1) numbers per example.
 
   Raises:
-    ValueError: `window` < 1; by `init`, a window that leaves no key for the
-      linear part on the longest sequence.
+    ValueError: `window` < 1; by `init`, the window covers the longest sequence.
   """
 
   def init(key, dims):
@@ -256,7 +257,7 @@ def window_linear(window: int = 64) -> Attention:
         f"window: {window} covers all {dims.max_length} positions, which is "
         "dense attention; choose a smaller one or use dense"
       )
-    first = math.log(_FIRST_SHARE / (1.0 - _FIRST_SHARE))
+    first = math.log(_INITIAL_GAMMA / (1.0 - _INITIAL_GAMMA))
     mix = jnp.full(dims.num_heads, first, jnp.float32)
     return {"params": {**identity_kernels(dims), "mix": mix}}
 
@@ -270,26 +271,26 @@ def window_linear(window: int = 64) -> Attention:
       jnp.zeros((batch, size, heads, dims.head_dim), dtype),
       jnp.zeros((batch, size, heads, dims.values), dtype),
       jnp.zeros(batch, jnp.int32),
-      empty(batch, heads, _features(dims.head_dim), dims.values),
+      empty_state(batch, heads, _features(dims.head_dim), dims.values),
     )
 
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
     del query, scale
     size, phi = cache.key.shape[1], _features(key.shape[-1])
-    place = lengths[:, None] - size + jnp.arange(size)[None]
-    is_set = (place >= 0)[..., None, None]
+    position = lengths[:, None] - size + jnp.arange(size)[None]
+    is_set = (position >= 0)[..., None, None]
 
     def last(x):
-      x = jnp.where(is_set, layout.rows_at(x, jnp.maximum(place, 0)), 0)
+      x = jnp.where(is_set, layout.rows_at(x, jnp.maximum(position, 0)), 0)
       return x.astype(cache.key.dtype)
 
-    has_left = jnp.arange(key.shape[1])[None] < lengths[:, None] - size
-    far = project_heads(variables["params"]["key_kernel"], key), value, has_left
+    is_far = jnp.arange(key.shape[1])[None] < lengths[:, None] - size
+    far = project_heads(variables["params"]["key_kernel"], key), value, is_far
     return WindowLinearCache(
       last(key),
       last(value),
       lengths.astype(cache.index.dtype),
-      state_after(phi, cache.far, far),
+      update_state(phi, cache.far, far),
     )
 
   def decode(variables, cache, query, key, value, *, scale=None):

@@ -103,7 +103,7 @@ def _cells(
     step = compiled_step.compile_step(experiment_config.parse(config), target)
   except Exception as error:  # A row of the table, not its end.
     return [first_line(error), *[""] * 5]
-  state = (step.kept + step.padding) / 1e9
+  state = (step.held_bytes + step.padding) / 1e9
   if step.refusal:
     return [f"{state:.2f}", "", f"no: {step.refusal}", *[""] * 3]
   sent: dict[str, float] = {}
@@ -112,7 +112,7 @@ def _cells(
   return [
     f"{state:.2f}",
     f"{(step.temporaries + step.code) / 1e9:.2f}",
-    f"{step.together / target.memory:.0%}",
+    f"{step.total / target.memory:.0%}",
     "; ".join(f"{axes} {x:.2f}" for axes, x in sent.items() if x >= 0.005),
     f"{step.longest_loop:,}" if step.longest_loop else "–",
     f"{step.seconds:.0f}",

@@ -15,9 +15,9 @@ from attention.names import suggestion, unknown_name
 import models
 from settings.build import build, check_section
 from settings.errors import ConfigError
+from settings.field_values import FieldValues, flatten
 from settings.fields import STRICT, Count, Positive, Share, check, rest
-from settings.leaves import Leaves, flatten
-from settings.suggest import instead
+from settings.suggest import did_you_mean
 from settings.typed import literal, mechanism, split
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
@@ -186,15 +186,15 @@ class Comparison:
     """Config field of the grid -> its values."""
     return _values_by_field(self.grid)
 
-  def grid_points(self) -> Iterator[Leaves]:
+  def grid_points(self) -> Iterator[FieldValues]:
     """Yields every combination of the grid's values; only `{}` without a grid."""
     return _combinations(self.grid)
 
-  def across_points(self) -> Iterator[Leaves]:
+  def across_points(self) -> Iterator[FieldValues]:
     """Yields every combination of `across`, each a separate row; only `{}` without."""
     return _combinations(self.across)
 
-  def fields(self, task: str) -> Leaves:
+  def fields(self, task: str) -> FieldValues:
     """Returns the config fields of all runs of a task."""
     return flatten(self.overrides) | flatten(self.per_task.get(task, {}))
 
@@ -215,7 +215,7 @@ class Comparison:
       if not _is_task(task):
         raise ValueError(
           f"{field}.{task}: no such task;  "
-          f"{instead(task, self.task_names)}; a field is {field}.TASK.{inside}, "
+          f"{did_you_mean(task, self.task_names)}; a field is {field}.TASK.{inside}, "
           f"such as {field}.{self.task_names[0]}.{example}"
         )
 
@@ -421,7 +421,7 @@ def _values_by_field(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:
   return {field: _values(entry) for field, entry in flatten(mapping).items()}
 
 
-def _combinations(mapping: Mapping[str, Any]) -> Iterator[Leaves]:
+def _combinations(mapping: Mapping[str, Any]) -> Iterator[FieldValues]:
   """Yields every combination of the values of config fields."""
   values_by_field = _values_by_field(mapping)
   for values in itertools.product(*values_by_field.values()):

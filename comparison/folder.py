@@ -9,11 +9,11 @@ from typing import Any
 
 from comparison.config import BUDGETS, Comparison
 from settings.build import to_mapping
-from settings.leaves import Leaves, flatten
+from settings.field_values import FieldValues, flatten
 
 
 def with_recorded_eval_every(
-  comparison: Comparison, recorded: Leaves, typed: Iterable[str] = ()
+  comparison: Comparison, recorded: FieldValues, typed: Iterable[str] = ()
 ) -> Comparison:
   """Gives a comparison the `eval_every` of the comparison in its folder.
 
@@ -30,7 +30,9 @@ def with_recorded_eval_every(
   if not recorded or any(field.rpartition(".")[2] == name for field in typed):
     return comparison
 
-  def recorded_fields(fields: Mapping[str, Any], prefix: str = "") -> Leaves:
+  def recorded_fields(
+    fields: Mapping[str, Any], prefix: str = ""
+  ) -> FieldValues:
     others = {k: x for k, x in flatten(fields).items() if k != name}
     every = recorded.get(prefix + name)
     return others if every is None else others | {name: every}

@@ -11,7 +11,7 @@ from typing import Any
 from comparison.config import LAYERS
 import models
 from settings.errors import ConfigError, one_line
-from settings.leaves import Leaves
+from settings.field_values import FieldValues
 from settings.typed import format_mechanism, format_options, mechanism, split
 
 BASELINE = "dense"
@@ -38,7 +38,7 @@ def is_attention_field(field: str) -> bool:
 
 
 def check_mechanism_is_used(
-  name: str, across: Leaves, model: models.Config
+  name: str, across: FieldValues, model: models.Config
 ) -> None:
   """Raises ConfigError if `across` replaces a row's mechanism in every module."""
   slots = [field for field in across if is_attention_field(field)]
@@ -51,7 +51,7 @@ def check_mechanism_is_used(
 
 
 def _modules_with(
-  task: str, typed: str, fields: Leaves
+  task: str, typed: str, fields: FieldValues
 ) -> dict[str, list[Any]]:
   """Returns the attention modules for which a config file uses the typed mechanisms.
 
@@ -87,7 +87,7 @@ def _format_layers(layers: Sequence[Mapping[str, Any]]) -> str:
   return f"[{','.join(words)}]"
 
 
-def format_across(task: str, across: Leaves) -> Leaves:
+def format_across(task: str, across: FieldValues) -> FieldValues:
   """Spells lists of mechanisms in `across`, with the sizes of the config file."""
   text = {}
   for field, value in across.items():
@@ -99,8 +99,8 @@ def format_across(task: str, across: Leaves) -> Leaves:
 
 
 def options_of(
-  task: str, name: str, fields: Leaves, options: Mapping[str, Any]
-) -> Leaves:
+  task: str, name: str, fields: FieldValues, options: Mapping[str, Any]
+) -> FieldValues:
   """Returns a variant's options as config fields of the modules with its mechanism.
 
   Raises:

@@ -10,7 +10,7 @@ from comparison.config import Comparison
 from comparison.layers import BASELINE
 from comparison.plan import DENSE, Run
 from settings.errors import RunError
-from settings.leaves import flatten
+from settings.field_values import flatten
 from training.commands import config_help
 
 _PROGRAMS = 4

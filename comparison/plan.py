@@ -12,12 +12,12 @@ from typing import Any
 import jax
 
 from comparison import layers
-from comparison.config import Comparison, Leaves
+from comparison.config import Comparison, FieldValues
 from comparison.layers import BASELINE
 from comparison.measurement import costs
 import models
 from settings.errors import ConfigError
-from settings.leaves import flatten, put
+from settings.field_values import flatten, put
 from training import experiment, experiment_config
 from training.config import OptimizerConfig, TrainConfig
 from training.experiment_config import ExperimentConfig
@@ -78,9 +78,9 @@ class Run:
   attention: str
   mechanism: str
   seed: int
-  fields: Leaves
-  grid: Leaves
-  across: Leaves = dataclasses.field(default_factory=dict)
+  fields: FieldValues
+  grid: FieldValues
+  across: FieldValues = dataclasses.field(default_factory=dict)
   width: str = MATCHED
   choosing: bool = False
   at_edge: Sequence[str] = ()
@@ -415,7 +415,9 @@ def _feed_forward(config: ExperimentConfig) -> int | None:
   return width if isinstance(width, int) else None
 
 
-def config_of(task: str, attention: str, fields: Leaves) -> ExperimentConfig:
+def config_of(
+  task: str, attention: str, fields: FieldValues
+) -> ExperimentConfig:
   """Returns the config that `train.py` creates from the same arguments."""
   config = layers.mapping(task, attention)
   for field, value in fields.items():

@@ -20,7 +20,7 @@ from comparison.plan import Run
 from settings.errors import RunError, one_line
 from training import experiment
 from training.commands import entry
-from training.devices.process import keep_freed_memory, keep_programs
+from training.devices.process import cache_programs, keep_freed_memory
 
 _COMMAND = ["-m", "comparison.worker"]
 
@@ -70,7 +70,7 @@ def main() -> None:
   """Runs the request on standard input."""
   request = json.load(sys.stdin)
   keep_freed_memory()
-  keep_programs()
+  cache_programs()
   work(request)
 
 

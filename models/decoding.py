@@ -16,7 +16,7 @@ from models.config import PAD_ID
 from models.kind import Model
 from models.rows import where_rows
 from models.sizes import check_ids, check_length, known_ids
-from settings.suggest import instead
+from settings.suggest import did_you_mean
 
 METHODS = ("greedy", "sample", "beam")
 
@@ -147,7 +147,7 @@ def generate(
   for name in embedded:
     if name not in readable:
       known = [*inspect.signature(generate).parameters, *readable]
-      raise ValueError(f"{name}: unknown; {instead(name, known)}")
+      raise ValueError(f"{name}: unknown; {did_you_mean(name, known)}")
     if prompt is None:
       raise ValueError(f"{name}: expected a prompt with placeholders for it")
   check_length(

@@ -1,1 +1,1 @@
-"""Checks of user input: types, ranges, names and suggestions."""
+"""Validation of user input: types, ranges, names and suggestions."""

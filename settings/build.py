@@ -1,9 +1,9 @@
 """Builds frozen, validated config dataclasses from user input.
 
-`build` reads any mapping (an `ml_collections.ConfigDict`, parsed JSON) into a
-dataclass, pydantic's or a standard one; `to_mapping` is its inverse. Pydantic visits
-the sections and checks fields as in JSON, where a list is a tuple and a mapping is a
-dataclass. This module converts its error to one line.
+`build` converts any mapping (an `ml_collections.ConfigDict` or parsed JSON) to a
+pydantic or standard dataclass; `to_mapping` is its inverse. Pydantic validates the
+sections and fields as JSON, in which a list is a tuple and a mapping is a dataclass.
+This module converts its error to one line.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,26 +18,25 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from settings.errors import ConfigError
-from settings.fields import STRICT, fault, first_fault, place
-from settings.suggest import instead
+from settings.fields import STRICT, error_line, field_path, first_error
+from settings.suggest import did_you_mean
 
 T = TypeVar("T")
 
 _FLOAT32_END = 2.0**128
-"""What programs compute with is below it."""
+"""The absolute value of every float32 is below it."""
 
 
 class UnknownFieldError(ConfigError):
   """A config field that its section does not have.
 
   Attributes:
-    field: its full name; in an unknown section, that of the field in it, which the
-      user was looking for.
+    field: its full name; for an unknown section with one field, the name of that field.
     hint: "did you mean 'b'?", or all names if none is similar.
   """
 
   def __init__(self, field: str, value: Any, known: Sequence[str]):
-    self.hint = instead(field.rpartition(".")[2], known)
+    self.hint = did_you_mean(field.rpartition(".")[2], known)
     while hasattr(value, "items") and len(value) == 1:
       [(name, value)] = value.items()
       field += f".{name}"
@@ -57,38 +56,38 @@ def build(
     dataclass_type: a dataclass; a nested dataclass is a section.
     mapping: fields and sections.
     path: the path of the mapping; messages begin with it.
-    typed: what the user typed, if the mapping has more sections.
+    typed: the mapping that the user typed, if `mapping` has more sections.
 
   Raises:
-    ConfigError: an unknown key (with the nearest known one), a missing one, a
-      wrong type, or a value that `dataclass_type` itself refuses. An unknown
-      key is `UnknownFieldError`.
+    UnknownFieldError: a key is unknown; the message has the most similar known key.
+    ConfigError: a key is missing, a value has a wrong type, or `dataclass_type` itself
+      refuses it.
   """
   check_section(path, mapping)
   fields = _plain(mapping, path)
   try:
     return _adapter(dataclass_type).validate_json(json.dumps(fields))
   except ValidationError as error:
-    first = first_fault(error)
+    first = first_error(error)
     typed = fields if typed is None else _plain(typed, path)
     if first["type"] == "unexpected_keyword_argument":
       known = _known_fields(dataclass_type, first["loc"])
-      field = place(path, first, typed)
+      field = field_path(path, first, typed)
       raise UnknownFieldError(field, first["input"], known) from None
-    raise ConfigError(fault(error, path, typed)) from error
+    raise ConfigError(error_line(error, path, typed)) from error
 
 
 @functools.cache
 def _adapter(dataclass_type: Any) -> TypeAdapter:
-  # Of a union, it gives dataclasses of the standard library this config too.
+  # In a union, the config applies to standard dataclasses, too.
   return TypeAdapter(dataclass_type | None, config=STRICT)
 
 
 def _plain(value: Any, path: str) -> Any:
   """Converts user input to plain JSON values.
 
-  From Python, a number may be NumPy's or JAX's, a list may be an array or a range, and
-  a text may be a path.
+  In Python code, numbers may be NumPy or JAX scalars, lists may be arrays or ranges,
+  and texts may be paths.
   """
   if hasattr(value, "tolist"):
     value = value.tolist()
@@ -113,19 +112,19 @@ def _plain(value: Any, path: str) -> Any:
     raise ConfigError(f"{path}: expected a text in UTF-8, got {value!r}")
   if isinstance(value, int | float) and _FLOAT32_END <= abs(value) < math.inf:
     raise ConfigError(
-      f"{path}: expected a number that float32 holds, got {value}"
+      f"{path}: expected a number in the range of float32, got {value}"
     )
   return value
 
 
 def _is_unicode(text: str) -> bool:
   """Whether a text, such as a typed path, is valid Unicode."""
-  return not any("\ud800" <= sign <= "\udfff" for sign in text)
+  return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _known_fields(section: Any, place: Sequence[Any]) -> list[str]:
-  """The fields of the section in which pydantic found an unknown field."""
-  for name in place[:-1]:
+def _known_fields(section: Any, location: Sequence[Any]) -> list[str]:
+  """The field names of the section in which pydantic found an unknown field."""
+  for name in location[:-1]:
     hint = _hints(section).get(name)
     section = _section(hint) or section
   return [name for name in _hints(section) if name != _rest(section)]
@@ -168,7 +167,7 @@ def _json(value: Any) -> Any:
 
 @functools.cache
 def _hints(dataclass_type: Any) -> dict[str, Any]:
-  """Field -> its type, including `Annotated` metadata."""
+  """Maps field names to their types, including `Annotated` metadata."""
   hints = typing.get_type_hints(dataclass_type, include_extras=True)
   return {x.name: hints[x.name] for x in dataclasses.fields(dataclass_type)}
 
@@ -178,7 +177,7 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def _rest(dataclass_type: Any) -> str | None:
-  """The field that takes all keys which are not field names."""
+  """The field that collects all keys that are not field names."""
   hints = _hints(dataclass_type)
   return next((x for x in reversed(hints) if _is_mapping(hints[x])), None)
 

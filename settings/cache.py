@@ -1,6 +1,6 @@
-"""The folder of everything that is kept between runs.
+"""The cache folder, for everything that is shared between runs.
 
-Compiled programs, prepared data sets, vocabularies and matplotlib's list of
+It has compiled programs, prepared data sets, vocabularies and matplotlib's list of
 fonts. Nothing else is written outside the folder of a run.
 """
 
@@ -12,14 +12,14 @@ import tempfile
 from settings.errors import DataError
 
 VARIABLE = "ATTENTION_LAB_CACHE"
-"""Environment variable that names the folder; `~/.cache/attention-lab` if not."""
+"""Environment variable with the folder; the default is `~/.cache/attention-lab`."""
 
 
 def folder(kind: str) -> pathlib.Path:
-  """The folder of one kind of cached data; creates nothing.
+  """Returns the folder of one kind of cached data; does not create it.
 
   Args:
-    kind: 'xla', 'datasets', …: a folder inside that of all.
+    kind: the name of a subfolder, such as 'xla' or 'datasets'.
   """
   root = os.environ.get(VARIABLE) or "~/.cache/attention-lab"
   return pathlib.Path(root).expanduser().absolute() / kind
@@ -30,13 +30,12 @@ def prepare(
 ) -> pathlib.Path:
   """Writes a file or a folder of the cache once and atomically.
 
-  It appears under its name by one rename of a finished one. So a killed
-  preparation leaves nothing that could be taken for data. Of two processes that
-  prepare at once the later keeps what the earlier made.
+  It is renamed to its final name when it is finished, so a killed process never leaves
+  partial data there. If two processes prepare the same data, the first to finish wins.
 
   Args:
-    path: in the cache.
-    write: given a scratch folder, makes and returns something inside it.
+    path: the file or folder, in the cache.
+    write: gets a scratch folder, creates the file or folder inside it and returns it.
 
   Returns:
     `path`.
@@ -60,6 +59,6 @@ def prepare(
   except OSError as error:
     raise DataError(
       f"{path}: {error.strerror or error} (prepared data; "
-      f"{VARIABLE} names another folder)"
+      f"{VARIABLE} sets another folder)"
     ) from error
   return path

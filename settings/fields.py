@@ -1,4 +1,4 @@
-"""Types of config fields for pydantic, and the one-line message of an error.
+"""Types of config fields for pydantic, and one-line error messages.
 
     @dataclass(frozen=True, config=STRICT)  # pydantic's
     class CopyConfig:
@@ -6,8 +6,7 @@
       vocab_size: Annotated[int, Ge(2)] = 32
       eval_size: Count = 1000
 
-A type says what a field may be; `__post_init__` checks what fields must be
-together.
+Types validate single fields; `__post_init__` validates combinations of fields.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from attention.names import suggestion
 from settings.errors import ConfigError
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
-"""True, '3' and 3.0 are not ints, NaN is not a float; an int is a float as well."""
+"""True, '3' and 3.0 are not ints, and NaN is not a float; an int is a valid float."""
 
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
@@ -34,12 +33,12 @@ Positive = Annotated[float, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
 Share = Annotated[float, Gt(0), Lt(1)]
 Whole32 = Annotated[int, Interval(ge=0, lt=2**31)]
-"""What the state of a run counts, and what a seed is."""
+"""A number in the state of a run, such as a step or a seed."""
 Count32 = Annotated[int, Interval(ge=1, lt=2**31)]
 
 T = TypeVar("T")
 
-_WORDS = {
+_PHRASES = {
   "Input should be": "expected",
   "greater than or equal to": "at least",
   "less than or equal to": "at most",
@@ -50,50 +49,50 @@ _WORDS = {
   "a valid dictionary": "named fields",
   "an object": "named fields",
 }
-"""What pydantic says -> what a user of a config reads."""
+"""Maps phrases of pydantic to those of our messages."""
 
 
-def fault(
+def error_line(
   error: ValueError, path: str = "", typed: Mapping[str, Any] | None = None
 ) -> str:
-  """One line for the first error: 'length: expected at least 1, got 0'.
+  """Formats the first error on one line: 'length: expected at least 1, got 0'.
 
   Args:
-    error: of a dataclass.
-    path: of it, or of one value.
-    typed: the fields that a user typed; None if Python code built it.
+    error: the error of a dataclass.
+    path: the path of the dataclass, or of one value.
+    typed: the fields that a user typed; None if Python code created the dataclass.
   """
   if not isinstance(error, ValidationError):
     is_whole = isinstance(error, ConfigError) or not path
     return str(error) if is_whole else f"{path}.{error}"
-  first = first_fault(error)
+  first = first_error(error)
   if typed is None:
     typed = {} if path else dict.fromkeys(first["loc"][:1])
-  field = place(path, first, typed).lstrip(".")
-  # Of `__post_init__`, whose message begins with a field.
+  field = field_path(path, first, typed).lstrip(".")
+  # An error of `__post_init__`, whose message begins with a field.
   if (own := first.get("ctx", {}).get("error")) is not None:
-    return fault(own, field).lstrip(".")
+    return error_line(own, field).lstrip(".")
   if first["type"] == "missing":
     return f"{field}: missing, and it has no default"
   message = first["msg"]
-  for words, ours in _WORDS.items():
-    message = message.replace(words, ours)
+  for phrase, replacement in _PHRASES.items():
+    message = message.replace(phrase, replacement)
   line = f"{field}: {message}, got {first['input']!r}"
   if first["type"] == "literal_error":
     line += suggestion(str(first["input"]), re.findall("'(.*?)'", message))
   return line
 
 
-def first_fault(error: ValidationError) -> Any:
-  """The unknown field if there is one, else the error deepest in the config."""
+def first_error(error: ValidationError) -> Any:
+  """The error of an unknown field if there is one, else the most nested error."""
   return max(
     error.errors(include_url=False),
     key=lambda x: (x["type"] == "unexpected_keyword_argument", len(x["loc"])),
   )
 
 
-def place(path: str, first: Any, typed: Any) -> str:
-  """The full name of a field with an error, as the user typed it."""
+def field_path(path: str, first: Any, typed: Any) -> str:
+  """Returns the full name of the field of an error, as the user typed it."""
   for part in first["loc"]:
     if isinstance(part, int):
       path += f"[{part}]"
@@ -101,43 +100,44 @@ def place(path: str, first: Any, typed: Any) -> str:
     elif isinstance(typed, dict) and part in typed:
       path += f".{part}"
       typed = typed[part]
-    # Else it is a section that was left out, or the member of a union.
+    # Otherwise, it is a section that was omitted, or a member of a union.
   return f"{path}.{first['loc'][-1]}" if first["type"] == "missing" else path
 
 
 def rest(field: str) -> Any:
-  """A validator that collects keys which are not field names in the mapping `field`.
+  """Returns a validator that collects keys that are not field names in `field`.
 
   A dataclass with `options: Mapping[str, Any]` sets `_rest = rest("options")`.
   """
 
-  def fold(config_type, given):
-    if not isinstance(given, dict):  # Arguments of Python.
-      return given
-    own = {x.name for x in fields(config_type)} - {field}
-    inner = {name: x for name, x in given.items() if name not in own}
-    return {k: x for k, x in given.items() if k in own} | {field: inner}
+  def collect(config_type, values):
+    if not isinstance(values, dict):  # Arguments of a Python call.
+      return values
+    names = {x.name for x in fields(config_type)} - {field}
+    others = {name: x for name, x in values.items() if name not in names}
+    return {k: x for k, x in values.items() if k in names} | {field: others}
 
-  return model_validator(mode="before")(classmethod(fold))
+  return model_validator(mode="before")(classmethod(collect))
 
 
 @typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 def checked(config_type: type[T]) -> type[T]:
-  """Decorates a frozen, keyword-only dataclass whose errors are one line.
+  """Decorates a frozen, keyword-only dataclass, so that its errors are one line.
 
-  An object with a wrong value is a ValueError that starts with the field's name,
-  and one with a missing or an unknown name a TypeError, as of any function.
+  A wrong value raises a ValueError that starts with the field's name. A missing or an
+  unknown name raises a TypeError, as in a call of any function.
   """
-  made: Any = dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)(
-    config_type
-  )
-  init, signature = made.__init__, inspect.signature(made)
+  checked_type: Any = dataclasses.dataclass(
+    frozen=True, kw_only=True, config=STRICT
+  )(config_type)
+  init = checked_type.__init__
+  signature = inspect.signature(checked_type)
 
   @functools.wraps(init)
-  def one_line(self, *args, **kwargs):
+  def checked_init(self, *args, **kwargs):
     for field in kwargs.keys() - signature.parameters.keys():
       raise TypeError(
-        f"{field}: {made.__name__} has no such field"
+        f"{field}: {checked_type.__name__} has no such field"
         f"{suggestion(field, signature.parameters)}"
       )
     signature.bind(*args, **kwargs)
@@ -149,17 +149,17 @@ def checked(config_type: type[T]) -> type[T]:
     try:
       init(self, *args, **plain)
     except ValidationError as error:
-      raise ValueError(fault(error)) from None
+      raise ValueError(error_line(error)) from None
 
-  made.__init__ = one_line
-  return made
+  checked_type.__init__ = checked_init
+  return checked_type
 
 
 def check(config: Any, name: str, valid: bool, expected: str) -> None:
-  """Raises a ValueError whose message starts with the field's name.
+  """Checks the value of a field.
 
   Raises:
-    ValueError: it is not valid.
+    ValueError: `valid` is False; the message starts with the field's name.
   """
   if not valid:
     raise ValueError(
@@ -168,10 +168,10 @@ def check(config: Any, name: str, valid: bool, expected: str) -> None:
 
 
 def check_unread(config: Any, names: Sequence[str], where: str) -> None:
-  """Raises ValueError if a field is set that the config does not use."""
+  """Raises ValueError if a field that the config does not use is set."""
   defaults = {x.name: x.default for x in fields(config)}
   for name in names:
-    unset = defaults[name]
-    expected = f"the default, {unset!r}," if unset else "none"
-    is_unset = getattr(config, name) == unset
+    default = defaults[name]
+    expected = f"the default, {default!r}," if default else "none"
+    is_unset = getattr(config, name) == default
     check(config, name, is_unset, f"{expected} where {where}")

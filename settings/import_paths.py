@@ -11,13 +11,13 @@ _PROJECTS = Path(__file__).parents[1] / "projects"
 
 
 def load(path: str, entry: Callable[[Any, str], Any] = getattr) -> Any:
-  """Imports the object named 'package.module:attribute': `entry(module, attribute)`."""
+  """Imports 'package.module:attribute', and returns `entry(module, attribute)`."""
   module, _, attribute = path.partition(":")
   return entry(importlib.import_module(module), attribute)
 
 
 def registered(table: str) -> dict[str, Any]:
-  """The entries that the projects in this checkout add to a table.
+  """Returns the entries that the projects in this checkout add to a table.
 
   Args:
     table: a mapping in the `__init__` of projects, such as 'TASKS'.
@@ -38,7 +38,7 @@ class ImportPaths(Mapping[str, Any]):
   def __init__(
     self, paths: Mapping[str, str], entry: Callable[[Any, str], Any] = getattr
   ):
-    """Takes `name -> 'package.module:attribute'`, and `(module, attribute) -> it`."""
+    """Maps each name to the object at 'package.module:attribute', read by `entry`."""
     self.paths, self._entry = paths, entry
 
   def __getitem__(self, name: str) -> Any:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 import json
 from typing import Any
 
-_DEEPEST = 100
-"""Levels of a file. What walks through its content has Python's stack as its limit."""
+_MAX_LEVELS = 100
+"""The largest number of nested levels, which keeps recursive code within its stack."""
 
 
 def loads(
@@ -14,15 +14,15 @@ def loads(
   """`json.loads` that also raises ValueError for a text that is nested too deeply.
 
   Raises:
-    ValueError: it is not JSON, or has more than 100 levels.
+    ValueError: the text is not JSON, or has more than 100 levels.
   """
-  fault = f"nested deeper than {_DEEPEST} levels"
+  message = f"nested deeper than {_MAX_LEVELS} levels"
   try:
     content = json.loads(text, object_hook=object_hook)
   except RecursionError:
-    raise ValueError(fault) from None
+    raise ValueError(message) from None
   level = [content] if isinstance(content, dict | list) else []
-  for _ in range(_DEEPEST):
+  for _ in range(_MAX_LEVELS):
     level = [
       inner
       for outer in level
@@ -31,4 +31,4 @@ def loads(
     ]
     if not level:
       return content
-  raise ValueError(fault)
+  raise ValueError(message)

@@ -6,14 +6,14 @@ from pathlib import Path
 from attention.names import suggestion
 
 
-def instead(got: object, known: Iterable[str]) -> str:
-  """The text "did you mean 'b'?", or all names if none is similar."""
+def did_you_mean(got: object, known: Iterable[str]) -> str:
+  """Returns "did you mean 'b'?", or all names if none is similar."""
   known = list(known)
   hint = suggestion(str(got), known).removeprefix("; ")
   return hint or f"known: {', '.join(known)}"
 
 
-def no_file(path: str) -> str:
-  """The text "no such file: 'cpy.py'; did you mean 'copy.py'?"."""
-  beside = [str(x) for x in Path(path).parent.glob("*" + Path(path).suffix)]
-  return f"no such file: {path!r}{suggestion(str(Path(path)), beside)}"
+def missing_file(path: str) -> str:
+  """Returns "no such file: 'cpy.py'; did you mean 'copy.py'?"."""
+  files = [str(x) for x in Path(path).parent.glob("*" + Path(path).suffix)]
+  return f"no such file: {path!r}{suggestion(str(Path(path)), files)}"

@@ -8,10 +8,10 @@ from typing import Any
 def split(text: str) -> list[str]:
   """Splits a text at commas that are not inside brackets.
 
-  Brackets around all of it, as in '(0,1)' and '[0,1]', are ignored.
+  Brackets that enclose the whole text, as in '(0,1)' and '[0,1]', are ignored.
   """
   text = text.strip()
-  if _are_around(text):
+  if _is_enclosed(text):
     text = text[1:-1]
   parts, depth = [""], 0
   for character in text:
@@ -23,8 +23,8 @@ def split(text: str) -> list[str]:
   return [part.strip() for part in parts if part.strip()]
 
 
-def _are_around(text: str) -> bool:
-  """Whether the first character is a bracket that the last one closes."""
+def _is_enclosed(text: str) -> bool:
+  """Whether the first character is a bracket that the last character closes."""
   depth = 0
   for i, character in enumerate(text):
     depth += (character in "([") - (character in ")]")
@@ -34,9 +34,9 @@ def _are_around(text: str) -> bool:
 
 
 def literal(text: str) -> Any:
-  """Parses a number, truth value or tuple in Python syntax, else returns the text.
+  """Parses a number, truth value or tuple in Python syntax; otherwise returns the text.
 
-  Truth values are 'true' and 'false' too, as for any flag.
+  'true' and 'false' are truth values, as for any flag.
   """
   if text in ("true", "false"):
     return text == "true"
@@ -47,25 +47,24 @@ def literal(text: str) -> Any:
 
 
 def mechanism(text: str) -> tuple[str, dict[str, Any]]:
-  """The name and the options of 'performer:num_features=64:kernel=relu'.
+  """Parses the name and the options of 'performer:num_features=64:kernel=relu'.
 
-  The name may be an import path, which has a colon of its own:
-  'my_module:cosine:scale=2'.
+  The name may be an import path, which also has a colon: 'my_module:cosine:scale=2'.
 
   Raises:
-    ValueError: something stands between options that is none, or one stands twice.
+    ValueError: the name is missing, an option has no value, or an option is repeated.
   """
   parts = text.split(":")
   names = [part for part in parts if "=" not in part]
   options = parts[len(names) :]
   if not names or not all("=" in part for part in options):
     raise ValueError(f"expected name:option=value:option=value, got {text!r}")
-  found: dict[str, Any] = {}
+  values: dict[str, Any] = {}
   for name, _, value in (part.partition("=") for part in options):
-    if name.strip() in found:
+    if name.strip() in values:
       raise ValueError(f"expected {name.strip()} once, got {text!r}")
-    found[name.strip()] = literal(value)
-  return ":".join(names).strip(), found
+    values[name.strip()] = literal(value)
+  return ":".join(names).strip(), values
 
 
 def format_mechanism(name: str, options: Mapping[str, Any]) -> str:
@@ -74,5 +73,5 @@ def format_mechanism(name: str, options: Mapping[str, Any]) -> str:
 
 
 def format_options(options: Mapping[str, Any]) -> str:
-  """Formats options as they follow the name of a mechanism."""
+  """Formats options as a user types them after the name of a mechanism."""
   return ":".join(f"{name}={value}" for name, value in options.items())

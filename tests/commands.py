@@ -15,7 +15,7 @@ import weakref
 import numpy as np
 import PIL.Image
 
-from settings.leaves import flatten
+from settings.field_values import flatten
 
 ROOT = pathlib.Path(__file__).parent.parent
 

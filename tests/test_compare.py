@@ -11,7 +11,7 @@ from comparison import folder as folder_lib
 from comparison import plan, records
 from configs.compare import copy, mechanisms, objectives, translation
 from settings.errors import ConfigError
-from settings.leaves import put
+from settings.field_values import put
 from tests import commands
 from tests.attention.forms import KINDS
 from tests.comparison.plans import budgeted, comparison

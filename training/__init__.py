@@ -1,9 +1,9 @@
 """Training: config, state, step, devices, checkpoints, metrics and the loop.
 
-No task, model or attention mechanism is named here. Importing this package
-disables an XLA fusion that returns wrong results (`training.devices.process`), for
-every program, notebook and test that uses it. If packages are missing, the import
-prints one line that says how to install them.
+This package names no task, model or attention mechanism. Importing it disables an XLA
+fusion that returns wrong results (`training.devices.process`), for every program,
+notebook and test that uses it. If packages are missing, the import prints one line that
+says how to install them.
 """
 
 import importlib.util
@@ -13,11 +13,11 @@ import warnings
 for package in ("absl", "jaxlib"):
   if importlib.util.find_spec(package) is None:
     sys.exit(
-      f"{package} is not installed for {sys.executable}; `make setup` makes .venv, "
-      "and .venv/bin/python has everything"
+      f"{package} is not installed for {sys.executable}; `make setup` creates .venv, "
+      "whose .venv/bin/python has all packages"
     )
 
-# `attention` warns about the fusion, which is disabled below.
+# `attention` warns about the fusion, which is disabled at the end of this file.
 with warnings.catch_warnings():
   warnings.simplefilter("ignore", RuntimeWarning)
   from training.devices import process

@@ -1,4 +1,4 @@
-"""Atomic file writes, with a digest for JSON files."""
+"""Writes files atomically, JSON files with a digest."""
 
 from collections.abc import Mapping
 import hashlib
@@ -16,7 +16,7 @@ _DIGEST = "sha256"
 def read_json(path: Path) -> dict[str, Any] | None:
   """Returns the JSON object in a file; None if it is missing or damaged.
 
-  The digest that `write_json` wrote is verified and removed.
+  It verifies and removes the digest that `write_json` added.
   """
   try:
     content = json_text.loads(path.read_text("utf-8"))
@@ -30,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
   """Writes JSON with its digest, atomically."""
-  # The digest covers the JSON as it will be read, where all keys are strings.
+  # The digest is that of the JSON as it will be read, in which all keys are strings.
   written = json.loads(json.dumps(content))
   written[_DIGEST] = _digest(written)
   write_text(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
@@ -47,8 +47,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-  """Writes a file atomically; several processes may write it at once."""
-  # Processes on two hosts may have the same id.
+  """Writes a file atomically; several processes may write it at the same time."""
+  # A random name, because processes on two hosts may have the same id.
   partial = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
   try:
     partial.write_bytes(content)

@@ -16,12 +16,12 @@ from training.config import TrainConfig
 
 
 class BestEvaluation:
-  """Tracks the best evaluation so far and how many came after it.
+  """Tracks the best evaluation so far, and the number of evaluations since.
 
   Args:
-    config: the config of the run; it has the metric, patience and threshold.
-    record: `record` from the checkpoint that the run continues from; empty at
-      the start.
+    config: the config of the run, with the metric, the patience and the threshold.
+    record: `record` of the checkpoint from which the run continues; empty at the
+      start.
   """
 
   def __init__(self, config: TrainConfig, record: Mapping[str, Any]):
@@ -42,11 +42,11 @@ class BestEvaluation:
     """Adds an evaluation.
 
     Args:
-      values: metric name → value.
+      values: maps metric names to values.
       counts: whether later evaluations are compared with this one.
 
     Returns:
-      The metric if it is better than in every evaluation before; else None.
+      The metric if it is better than in all earlier evaluations, otherwise None.
 
     Raises:
       RunError: the evaluation does not have the metric.
@@ -69,7 +69,7 @@ class BestEvaluation:
 
   @property
   def end(self) -> str:
-    """Why the run ends after this evaluation; empty if it continues."""
+    """The reason why the run ends after this evaluation; empty if it continues."""
     value, threshold = self._value, self._threshold
     has_both = value is not None and threshold is not None
     if has_both and not self._is_better(threshold, value):
@@ -83,10 +83,10 @@ class BestEvaluation:
 
 
 def check_metric(experiment: Any) -> None:
-  """Checks that evaluations will have the metric that the config names.
+  """Checks that evaluations will have the metric of the config.
 
-  Reads held-out batches until one has an example that the metric counts; their
-  logits are not computed.
+  It reads held-out batches until the metric counts an example, without computing
+  logits.
 
   Raises:
     ConfigError: the evaluations will not have it.
@@ -121,9 +121,9 @@ _LOWER = re.compile(
   ".*(loss|error_rate|perplexity|character)"
   "|(.*_)?(error|wer|cer|mse|rmse|mae|nll|bits|distance)"
 )
-"""Names of metrics of which lower is better; also those of a user's own task."""
+"""Names of metrics whose lower values are better, also in a user's own task."""
 
 
 def is_lower_better(metric: str) -> bool:
-  """Returns whether lower is better, as for losses, errors and perplexities."""
+  """Returns whether lower values are better, as for losses, errors and perplexities."""
   return _LOWER.fullmatch(metric) is not None

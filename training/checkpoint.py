@@ -1,11 +1,11 @@
-"""Checkpoints: Orbax, with a digest of every leaf next to the state.
+"""Checkpoints of Orbax, with a digest of every leaf.
 
-Orbax does not report a flipped byte or a changed dtype, so `restore` goes back from
-the newest step to the first one whose leaves have the saved digests.
+Orbax does not report a flipped byte or a changed dtype, so `restore` searches backwards
+from the newest step for a checkpoint whose leaves have the saved digests.
 
-With several processes, each writes the shards that its devices hold, and reads the
-shards that they will hold. The digest of a leaf is computed from a sum over its
-numbers, to which each process adds its share, however the leaf is sharded.
+With several processes, each one writes and reads the shards of its devices. The digest
+of a leaf is computed from a sum over its numbers, to which each process contributes the
+sum of its shards, so it does not depend on the sharding.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from training.state import TrainState, seed_and_peak
 _KEEP = 3
 
 _BLOCK = 1 << 16
-"""How many numbers are mixed at once; they fit in a core's cache."""
+"""The number of values that are mixed at a time; they fit into a core's cache."""
 
 
 def digests(tree: Any) -> dict[str, str]:
@@ -41,12 +41,12 @@ def digests(tree: Any) -> dict[str, str]:
 
     digest = SHA-256(dtype, shape, Σ_i mix(mix(i + 1) + x_i) mod 2⁶⁴)
 
-  so a change of one number always changes the digest, and so does a swap of two.
-  If several processes hold shards of the leaves, all of them must call this
-  function, and all get the digests of the whole leaves.
+  A change of one number always changes the digest, and so does a swap of two. If the
+  leaves are sharded over several processes, all of them must call this function, and
+  all get the digests of the whole leaves.
 
   Returns:
-    path of the leaf → hexadecimal digest.
+    Maps the paths of leaves to hexadecimal digests.
   """
   leaves = jax.tree.leaves_with_path(tree)
   totals = np.array([_sum(leaf) for _, leaf in leaves], np.uint64)
@@ -66,11 +66,11 @@ def _is_local(leaf: Any) -> bool:
 
 
 def _sum(leaf: Any) -> int:
-  """The sum over the numbers of a leaf that this process holds."""
+  """The sum over those numbers of a leaf that this process holds."""
   if _is_local(leaf):
-    return _mix_part(np.asarray(leaf), (0,) * np.ndim(leaf), np.shape(leaf))
-  parts = [
-    _mix_part(
+    return _sum_shard(np.asarray(leaf), (0,) * np.ndim(leaf), np.shape(leaf))
+  sums = [
+    _sum_shard(
       np.asarray(shard.data),
       tuple(axis.start or 0 for axis in shard.index),
       leaf.shape,
@@ -78,23 +78,23 @@ def _sum(leaf: Any) -> int:
     for shard in leaf.addressable_shards
     if shard.replica_id == 0  # Count each number once.
   ]
-  return sum(parts) % 2**64
+  return sum(sums) % 2**64
 
 
-def _mix_part(
-  part: np.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]
+def _sum_shard(
+  shard: np.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]
 ) -> int:
-  """Σ mix(mix(i + 1) + x_i) over a part of an array that begins at `corner`."""
-  bits = np.ascontiguousarray(part).view(f"u{part.dtype.itemsize}").reshape(-1)
-  total = 0
+  """Σ mix(mix(i + 1) + x_i) over a shard, at `corner`, of an array of `shape`."""
+  bits = np.ascontiguousarray(shard).view(f"u{shard.dtype.itemsize}")
+  bits, total = bits.reshape(-1), 0
   for start in range(0, bits.size, _BLOCK):
     values = bits[start : start + _BLOCK].astype(np.uint64)
-    places = np.arange(start, start + len(values))
-    if part.shape != shape:
-      local = np.unravel_index(places, part.shape)
+    index = np.arange(start, start + len(values))
+    if shard.shape != shape:
+      local = np.unravel_index(index, shard.shape)
       whole = tuple(x + first for x, first in zip(local, corner, strict=True))
-      places = np.ravel_multi_index(whole, shape)
-    mixed = _mix(_mix(places.astype(np.uint64) + np.uint64(1)) + values)
+      index = np.ravel_multi_index(whole, shape)
+    mixed = _mix(_mix(index.astype(np.uint64) + np.uint64(1)) + values)
     total += int(mixed.sum(dtype=np.uint64))
   return total % 2**64
 
@@ -113,15 +113,16 @@ def newest_step(workdir: pathlib.Path) -> int:
 
 
 class Checkpoints:
-  """The checkpoints of one run: the newest three, and the best if the config says so.
+  """The checkpoints of a run: the newest three, and the best if the config keeps it.
 
-  Saves run in the background; `close` waits for them. A save that is killed leaves
-  nothing behind, because Orbax commits by renaming.
+  Saves run in the background; `close` waits for them. A killed save leaves no partial
+  checkpoint, because Orbax commits by renaming.
 
   Args:
     workdir: the workdir of the run.
-    config: the config of the run; it says whether the best is kept, and by which metric.
-    read_only: whether saving is off.
+    config: the config of the run, which determines whether the best checkpoint is kept,
+      and by which metric.
+    read_only: whether saving is disabled.
   """
 
   def __init__(
@@ -130,13 +131,13 @@ class Checkpoints:
     self._config = config
     keeps_best = config.checkpoint_keep == "best"
     self._best_metric = config.best_metric if keeps_best else ""
-    kept = (
+    policy = (
       _keep_best(self._best_metric) if keeps_best else {"max_to_keep": _KEEP}
     )
     self._manager = ocp.CheckpointManager(
       (workdir / "checkpoints").absolute(),
       options=ocp.CheckpointManagerOptions(
-        create=not read_only, read_only=read_only, **kept
+        create=not read_only, read_only=read_only, **policy
       ),
       item_names=("state", "record"),
     )
@@ -149,15 +150,15 @@ class Checkpoints:
   ) -> None:
     """Saves `state` under its step, together with `record`.
 
-    Deletes checkpoints of this step and later ones, which `restore` found corrupt.
+    Deletes checkpoints of this and later steps, which `restore` found corrupt.
 
     Args:
-      state: the state to save; with several processes each saves its shards. It may
-        be donated as soon as this returns.
+      state: the state to save; with several processes, each saves its shards. It may
+        be donated after this function returns.
       record: JSON-ready values, which `restore` returns.
-      best: the metric, if it is better than in every evaluation before.
+      best: the metric, if it is better than in all earlier evaluations.
     """
-    # On a CPU, arrays may share memory that is donated afterwards.
+    # On a CPU, arrays may share memory that is later donated.
     fields = _fields(jax.tree.map(_copy, state))
     step = int(fields["step"])
     for later in self._manager.all_steps():
@@ -178,10 +179,10 @@ class Checkpoints:
   ) -> tuple[TrainState, Mapping[str, Any]] | None:
     """Restores a checkpoint, by default the newest intact one.
 
-    Reports each corrupt checkpoint that it skips in one line on standard error.
+    Reports each corrupt checkpoint that it skips, in one line on standard error.
 
     Args:
-      like: structure, shapes and dtypes to expect; its values are not read. With
+      like: the expected structure, shapes and dtypes; its values are not read. With
         several processes, it also has the sharding of each leaf.
       step: step of the checkpoint; None is the newest intact one.
       best: whether to try the best checkpoint, if there is one, before the newest.
@@ -191,8 +192,8 @@ class Checkpoints:
       arrays; with several processes, they are arrays on the devices.
 
     Raises:
-      ConfigError: there are checkpoints, but none is intact and has these shapes; or
-        there is none of `step`.
+      ConfigError: there are checkpoints, but none is intact and has these shapes, or
+        none is of `step`.
       OSError: the disk or the network failed, so the checkpoint may be intact.
     """
     self._manager.wait_until_finished()
@@ -214,10 +215,10 @@ class Checkpoints:
         reason = str(error).strip().split("\n")[0][:200]
         is_misfit = isinstance(error, _MisfitError)
         misfit = misfit or (reason if is_misfit else None)
-        fault = "is of other shapes" if is_misfit else "is corrupt"
+        what = "is of other shapes" if is_misfit else "is corrupt"
         if jax.process_index() == 0:
           print(
-            f"checkpoint {number} {fault} and not used: {reason}",
+            f"checkpoint {number} {what} and not used: {reason}",
             file=sys.stderr,
           )
     if misfit:
@@ -236,7 +237,8 @@ class Checkpoints:
   def _restore_step(
     self, step: int, like: TrainState
   ) -> tuple[TrainState, Mapping[str, Any]]:
-    restored, fault = None, None
+    """Restores the checkpoint of a step, and verifies its digests and shapes."""
+    restored, failure = None, None
     expected: Any = {}
     entry: Any = {}
     try:
@@ -251,11 +253,11 @@ class Checkpoints:
         step,
         args=ocp.args.Composite(state=ocp.args.StandardRestore(expected)),
       )
-    # If one process cannot read it, all go back to the checkpoint before.
+    # If one process cannot read it, all processes try the previous checkpoint.
     except Exception as error:
-      fault = error
+      failure = error
     if cluster.any_of(restored is None):
-      raise fault or ValueError("another process could not read it")
+      raise failure or ValueError("another process could not read it")
     assert restored is not None
     fields = dict(restored["state"])
     saved, restored_digests = entry["digests"], _named_digests(fields)
@@ -281,7 +283,7 @@ class Checkpoints:
 
   @property
   def best_step(self) -> int | None:
-    """The step of the best checkpoint; None if there is none or it is not kept."""
+    """The step of the best checkpoint; None if there is none."""
     return self._manager.best_step() if self._best_metric else None
 
   def close(self) -> None:
@@ -295,7 +297,7 @@ class _MisfitError(ValueError):
 
 
 def _is_system_error(error: Exception) -> bool:
-  """Whether the disk or the system failed, not the content of a file."""
+  """Whether an error is from the disk or the system, and not from a file's content."""
   return isinstance(error, OSError) and error.errno in (
     *(errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOMEM),
     *(errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOTCONN),
@@ -303,7 +305,7 @@ def _is_system_error(error: Exception) -> bool:
 
 
 def _keep_best(metric: str) -> dict[str, Any]:
-  """Orbax options that keep the newest checkpoints, to continue from, and the best."""
+  """Orbax options that keep the newest checkpoints and the best one."""
   options = {
     "best_fn": operator.itemgetter(metric),
     "best_mode": "min" if is_lower_better(metric) else "max",
@@ -315,8 +317,8 @@ def _keep_best(metric: str) -> dict[str, Any]:
     reverse=options["best_mode"] == "min",
     keep_checkpoints_without_metrics=False,
   )
-  both = policies.AnyPreservationPolicy([policies.LatestN(_KEEP), best])
-  return options | {"preservation_policy": both}
+  policy = policies.AnyPreservationPolicy([policies.LatestN(_KEEP), best])
+  return options | {"preservation_policy": policy}
 
 
 def _copy(leaf: Any) -> Any:
@@ -325,22 +327,22 @@ def _copy(leaf: Any) -> Any:
 
 
 def _template(leaf: Any) -> Any:
-  """An array or shape that tells Orbax how to read a leaf."""
+  """An array or a shape that specifies to Orbax how to read a leaf."""
   if jax.process_count() > 1 and leaf.sharding is not None:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
   return np.zeros(leaf.shape, leaf.dtype)
 
 
 def _without_numbers(like: Any) -> Any:
-  """The state as older checkpoints store it, without the seed and peak rate."""
+  """The state as in older checkpoints, without the seed and the peak learning rate."""
   return like._replace(seed=None, opt_state=like.opt_state.inner_state)
 
 
 def _with_numbers(state: Any, like: Any, config: TrainConfig) -> Any:
-  """The state of an older checkpoint, with seed and peak rate from the config."""
+  """The state of an older checkpoint, with the config's seed and peak learning rate."""
   seed, peak = seed_and_peak(config)
   opt_state = like.opt_state._replace(
-    count=_copy(state.step),  # Both are donated.
+    count=_copy(state.step),  # A copy, because the step is also donated.
     hyperparams={"peak": peak},
     inner_state=state.opt_state,
   )
@@ -348,13 +350,13 @@ def _with_numbers(state: Any, like: Any, config: TrainConfig) -> Any:
 
 
 def _fields(state: TrainState) -> dict[str, Any]:
-  """The fields that are stored, each collection as a field of its own."""
+  """The fields that are stored; each collection is a separate field."""
   fields = {k: x for k, x in state._asdict().items() if x is not None}
   return fields | fields.pop("collections")
 
 
 def _named_digests(fields: dict[str, Any]) -> dict[str, str]:
-  """Digests by names on disk, such as `.params['head']['kernel']`."""
+  """Maps names on disk, such as `.params['head']['kernel']`, to digests."""
   return {
     re.sub(r"^\['(\w+)'\]", r".\1", name): digest
     for name, digest in digests(fields).items()

@@ -29,8 +29,8 @@ class OptimizerConfig:
     name: 'adamw', any other optimiser of Optax or `optax.contrib` that takes a
       learning rate, such as 'muon', or 'package.module:factory' of a similar function.
     learning_rate: the peak learning rate.
-    schedule: after the warm-up: 'constant', 'cosine' down to `final_fraction`
-      of the peak after the last step, or 'inverse_sqrt' of the step.
+    schedule: the schedule after the warm-up: 'constant', 'cosine' down to
+      `final_fraction` of the peak after the last step, or 'inverse_sqrt' of the step.
     warmup_steps: number of steps in which the rate grows linearly to the peak.
     final_fraction: last learning rate of 'cosine', as a fraction of the peak.
     b1: decay of the first moment, if the optimiser has one. For this and the next
@@ -41,10 +41,10 @@ class OptimizerConfig:
       the decay rates (A) and skips (D) of Mamba and its successors.
     clip_norm: largest global gradient norm; None does not clip.
     accumulate_steps: number of micro-batches that a batch is split into.
-    label_smoothing: share of each target that is spread over the whole vocabulary.
+    label_smoothing: fraction of each target that is spread over the whole vocabulary.
     ema_decay: decay of a running mean of the parameters in float32, such as 0.999;
       evaluation and generation then use that mean. 0 uses the parameters.
-    options: every other field is an argument of the optimiser, such as `ns_steps`
+    options: all other fields, which are arguments of the optimiser, such as `ns_steps`
       of Muon.
   """
 
@@ -76,7 +76,7 @@ class LogConfig:
     tensorboard: whether to write TensorBoard event files in the workdir.
     wandb: whether to log to Weights & Biases, a separate package;
       WANDB_MODE=offline keeps the log in the workdir.
-    project: project name in Weights & Biases.
+    project: name of the project in Weights & Biases.
   """
 
   tensorboard: bool = True
@@ -135,7 +135,7 @@ class TrainConfig:
   )
 
   @property
-  def asks_best(self) -> bool:
+  def tracks_best(self) -> bool:
     """Whether the run tracks its best evaluation."""
     stops_early = self.patience > 0 or self.stopping_threshold is not None
     return stops_early or self.checkpoint_keep == "best"
@@ -147,7 +147,7 @@ class TrainConfig:
     return range(int(first or 0), int(last or 0))
 
   def __post_init__(self):
-    if not self.asks_best:
+    if not self.tracks_best:
       check_unread(
         self,
         ("best_metric",),

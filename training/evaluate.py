@@ -1,4 +1,4 @@
-"""Evaluation on held-out data: metrics with teacher forcing, and scores of decoding."""
+"""Evaluation on held-out data: metrics with teacher forcing, and scores of outputs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import functools
@@ -18,7 +18,7 @@ from training.experiment import Experiment
 T = TypeVar("T")
 
 SENTENCES = "sentences.json"
-"""File in a workdir: the BLEU statistics of each sentence of the last split."""
+"""File in a workdir with the BLEU statistics of each sentence of the last split."""
 
 
 class Sample(NamedTuple):
@@ -40,18 +40,18 @@ def evaluate(
 
   Args:
     eval_step: from `step.make_eval_step`.
-    mesh: the mesh that `eval_step` was made for.
+    mesh: the mesh of `eval_step`.
     variables: the variables of the model.
     task: the task of the run.
     split: one of `task.eval_splits`.
 
   Returns:
-    metric name → value; 'loss' is the cross-entropy in nats.
+    Maps metric names to values; 'loss' is the cross-entropy in nats.
 
   Raises:
     RunError: the data cannot be read.
   """
-  # Fetched only after the last batch, so that devices never wait for the host.
+  # Sums are fetched after the last batch, so that devices never wait for the host.
   pending = [
     eval_step(variables, parallel.place_batch(mesh, batch))
     for batch in _check_items(task.eval_batches(split), split)
@@ -72,8 +72,8 @@ def generate(
   """Decodes one split, or plays in the task's environment, and scores the result.
 
   Returns:
-    Every example with a reference as text, in order, and metric name → value.
-    Both are empty if the task neither decodes nor has an environment.
+    All examples with a reference as text, in order, and a mapping from metric names to
+    values. Both are empty if the task neither decodes nor has an environment.
 
   Raises:
     RunError: the data cannot be read.
@@ -111,7 +111,7 @@ def generate(
 
 
 def _check_items(items: Iterable[T], split: str) -> Iterator[T]:
-  """Yields the items; an error in reading them becomes a RunError."""
+  """Yields the items, and raises an error in reading them as a RunError."""
   try:
     yield from items
   except Exception as error:
@@ -136,9 +136,9 @@ def write_samples(
 def write_sentences(
   path: pathlib.Path, task: tasks.Task, samples: Sequence[Sample]
 ) -> None:
-  """Writes the statistics of each sample, in order, from which a score is computed.
+  """Writes the statistics of each sample, in order, from which scores are computed.
 
-  Writes nothing for a task without a method `sentence_statistics`.
+  It writes nothing if the task has no method `sentence_statistics`.
   """
   if not hasattr(task, "sentence_statistics"):
     return

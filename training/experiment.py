@@ -1,6 +1,6 @@
 """Builds the task, the model and the initial state of a run from its config.
 
-Reads the data, and creates and traces the model, so that errors are found before
+It reads the data, and creates and traces the model, so that errors are found before
 anything is compiled or written.
 """
 
@@ -34,7 +34,7 @@ from training.experiment_config import ExperimentConfig
 from training.state import TrainState, is_schedule_free, seed_and_peak
 
 _SYMBOLS = ("vocab_size", "num_keys", "num_values", "num_fillers")
-"""Config fields of tasks that state a number of symbols."""
+"""Config fields of tasks that are numbers of symbols."""
 
 
 class Experiment(NamedTuple):
@@ -44,7 +44,7 @@ class Experiment(NamedTuple):
     config: the validated config.
     task: data, vocabulary and metric.
     model: the Linen module.
-    optimizer: as `make_step` makes it.
+    optimizer: the optimiser that `make_step` creates.
     shapes: shapes and dtypes of the state.
     generate: `(variables, inputs, *, max_length, …) -> Generated`.
   """
@@ -60,7 +60,7 @@ class Experiment(NamedTuple):
     """Creates the state before the first step, random or with published weights.
 
     Args:
-      mesh: the mesh to shard it over; None is one device.
+      mesh: the mesh over which the state is sharded; None is one device.
     """
     numbers = seed_and_peak(self.config.train)
     if self.config.weights:
@@ -69,10 +69,10 @@ class Experiment(NamedTuple):
         self.config.train, self.optimizer, variables, *numbers
       )
       return state if mesh is None else parallel.place_state(mesh, state)
-    where = None if mesh is None else parallel.shardings(mesh, self.shapes)
-    # `jit` hashes what it compiles, and the run cannot be hashed.
+    shardings = None if mesh is None else parallel.shardings(mesh, self.shapes)
+    # A partial function, because `jit` hashes functions, and a run has no hash.
     draw = functools.partial(Experiment.draw, self)
-    return jax.jit(draw, out_shardings=where)(*numbers)
+    return jax.jit(draw, out_shardings=shardings)(*numbers)
 
   def draw(self, seed: Any, peak: Any) -> TrainState:
     """Creates the first state with random parameters and this peak learning rate."""
@@ -83,40 +83,40 @@ class Experiment(NamedTuple):
 
 
 def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
-  """Creates a run, and writes its config and vocabulary into its workdir.
+  """Creates a run, and writes its config and vocabulary to its workdir.
 
-  Checks the workdir again under its lock, because another process may have started
+  It checks the workdir again under its lock, because another process may have started
   a run there since the first check.
 
-  Every process of the run calls this function; all of them return after the first
+  All processes of the run must call this function; they return after the first process
   has written.
 
   Raises:
-    ConfigError: as in `create`; or the mesh does not fit the devices, the workdir
-      holds something else, or the run began with other data.
+    ConfigError: as in `create`; or the mesh does not fit the devices, the workdir has
+      other content, or the run began with other data.
     RunError: another process uses the workdir.
   """
   parallel.check_mesh(config.train, config.model)
   with files.record_digests() as notes:
     run = create(config, workdir)
-  if config.train.asks_best:
+  if config.train.tracks_best:
     best.check_metric(run)
-  _checked_data(workdir, notes)
-  cluster.wait("all have looked at the folder")
+  _check_data(workdir, notes)
+  cluster.wait("all processes have checked the folder")
   if jax.process_index() == 0:
     workdir_lib.make(workdir)
-    # A run that another process trains there keeps its config.
+    # The lock protects the config of a run that another process trains there.
     with ownership.lock(workdir):
       workdir_lib.check(workdir, config)
-      data = _checked_data(workdir, notes)
+      data = _check_data(workdir, notes)
       workdir_lib.write_config(workdir, config)
       run.task.save(workdir)
       save_vocabulary(workdir, {files.DATA: data} if notes else {})
-  cluster.wait("the folder is there")
+  cluster.wait("the folder has been written")
   return run
 
 
-def _checked_data(workdir: Path, notes: Any) -> Any:
+def _check_data(workdir: Path, notes: Any) -> Any:
   """Calls `files.check_data`, and raises its error as a ConfigError."""
   try:
     return files.check_data(workdir, notes)
@@ -135,22 +135,22 @@ def create(
   Args:
     config: validated.
     workdir: the workdir of the run; nothing is written there.
-    restore: whether to take vocabulary and sizes from `workdir` and read no data.
+    restore: whether to take vocabulary and sizes from `workdir`, without reading data.
     check_memory: whether the run has to fit into the memory of this machine.
 
   Raises:
-    ConfigError: data are missing or invalid, or sizes do not fit each other.
+    ConfigError: data are missing or invalid, or sizes do not match.
   """
   train = config.train
-  # A run that was trained elsewhere may still generate here.
-  fits = check_memory and not restore
-  if fits:
+  # A run that does not fit may still generate.
+  checks_size = check_memory and not restore
+  if checks_size:
     symbols = (getattr(config.task, field, None) or 0 for field in _SYMBOLS)
     check_size(config, max(symbols))
   task = _make_task(config, workdir, restore)
   if not restore:
     _check_generates(config, task)
-  with _refusals(config):
+  with _model_errors(config):
     model = models.create(config.model, **_sizes(config, task))
     variables = jax.eval_shape(
       functools.partial(_random_variables, model), train.seed
@@ -162,10 +162,10 @@ def create(
     variables,
     *seed_and_peak(train),
   )
-  if fits:
-    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+  if checks_size:
+    state = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     lengths = task.max_source_length or 0, task.max_target_length or 0
-    check_size(config, task.target_vocab_size, *lengths, held=held)
+    check_size(config, task.target_vocab_size, *lengths, state=state)
   if train.redraw_every and not jax.tree.leaves(
     shapes.collections["constants"]
   ):
@@ -197,12 +197,12 @@ def create(
 
 
 def check_size(
-  config: ExperimentConfig, symbols: int, sources=0, targets=1, held=0
+  config: ExperimentConfig, symbols: int, sources=0, targets=1, state=0
 ) -> None:
-  """Raises ConfigError if a run certainly needs more memory than there is.
+  """Raises ConfigError if a run certainly needs more memory than this machine has.
 
-  The estimate of a batch counts the inputs of layers and the logits. The estimate of
-  the state counts `held` bytes, or three copies of the embedding tables and MLPs.
+  The estimate for a batch counts the inputs of layers and the logits. The estimate for
+  the state is `state` bytes, or at least three copies of the embedding tables and MLPs.
   """
   model, tokens = config.model, max(sources, targets)
   layers, width, inner = (
@@ -212,7 +212,7 @@ def check_size(
   rows = config.train.batch_size // config.train.optimizer.accumulate_steps
   positions = min(tokens, getattr(model, "num_latents", tokens))
   batch = rows * (2 * layers * width * positions + 4 * targets * symbols)
-  state = max(held, 6 * width * (2 * layers * inner + symbols))
+  state = max(state, 6 * width * (2 * layers * inner + symbols))
   needed, memory = batch + state, psutil.virtual_memory().total
   for device in jax.local_devices() if needed > memory else ():
     memory += (device.memory_stats() or {}).get("bytes_limit", 0)
@@ -226,10 +226,10 @@ def check_size(
 
 
 def data_digests(configs: Iterable[ExperimentConfig]) -> dict[str, str]:
-  """Returns name -> digest of the data and the published weights that runs read.
+  """Returns the digests of the data and the published weights of runs, by name.
 
   Args:
-    configs: the configs of the runs; their data are read now.
+    configs: the configs of the runs, whose data this function reads.
 
   Raises:
     ConfigError: data are missing or invalid.
@@ -248,12 +248,12 @@ def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:
 
   Args:
     experiment: the run.
-    devices: the devices that will run it; empty is the devices of JAX.
+    devices: the devices that will run it; empty means the devices of JAX.
   """
   devices = devices or jax.devices()
   train = experiment.config.train
   model = experiment.config.model
-  places = " · ".join(
+  modules = " · ".join(
     field.removesuffix("_attention") for field in model.attentions
   )
   params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
@@ -262,17 +262,17 @@ def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:
   if warmup >= train.num_steps:
     remark = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) lasts to the end"
   return (
-    f"slots {models.slots(model)} ({places}); {params:,} parameters, "
+    f"slots {models.slots(model)} ({modules}); {params:,} parameters, "
     f"{train.num_steps} steps of {train.batch_size} rows, "
     f"{len(devices)} × {devices[0].device_kind}{remark}"
   )
 
 
-def dense_because(config_file: str, config: ExperimentConfig) -> list[str]:
-  """Says why an attention module uses dense instead of the mechanism that was typed.
+def dense_reasons(config_file: str, config: ExperimentConfig) -> list[str]:
+  """Explains why attention modules use dense instead of the mechanism of the command.
 
   Args:
-    config_file: as typed, `FILE.py:MECHANISM`.
+    config_file: `FILE.py:MECHANISM`, as typed.
     config: the config that the file returned for it.
 
   Returns:
@@ -328,7 +328,7 @@ def _make_task(
 
 
 @contextlib.contextmanager
-def _refusals(config: ExperimentConfig) -> Iterator[None]:
+def _model_errors(config: ExperimentConfig) -> Iterator[None]:
   """Raises errors of a model and its mechanisms as a ConfigError."""
   try:
     yield
@@ -336,17 +336,17 @@ def _refusals(config: ExperimentConfig) -> Iterator[None]:
     raise ConfigError(f"config.model.{error}") from error
   except Exception as error:
     # A mechanism from an import path may raise any exception.
-    foreign = [
-      one.name
-      for chosen in config.model.attentions.values()
-      for one in chosen
-      if ":" in one.name
+    paths = [
+      attention.name
+      for attentions in config.model.attentions.values()
+      for attention in attentions
+      if ":" in attention.name
     ]
-    if not foreign:
+    if not paths:
       raise
     raise ConfigError(
-      f"config.model: {', '.join(foreign)} raised "
-      f"{failure_location(error, *foreign)}"
+      f"config.model: {', '.join(paths)} raised "
+      f"{failure_location(error, *paths)}"
     ) from error
 
 
@@ -355,7 +355,7 @@ def _random_variables(model, seed) -> Any:
 
 
 def _published_variables(config, model) -> Any:
-  # The config has every mechanism, including those of the folder.
+  # The config has all mechanisms, including those of the folder.
   opened = load.open_folder(Path(config.weights), config.model.attentions)
   return load.read_variables(opened, model, jax.random.key(config.train.seed))
 
@@ -376,17 +376,18 @@ def _check_optimizer(config, optimizer, params) -> None:
   narrow = [x.name for x in dtypes if jnp.finfo(x).bits < 32]
   if narrow and is_schedule_free(jax.eval_shape(optimizer.init, params)):
     raise ConfigError(
-      f"config.optimizer.name: {name} averages the parameters themselves, which "
-      "fewer than 32 bits do not resolve; expected config.model.param_dtype="
-      f"'float32', got {narrow[0]!r}"
+      f"config.optimizer.name: {name} averages the parameters, for which fewer than "
+      "32 bits are not precise enough; expected config.model.param_dtype='float32', "
+      f"got {narrow[0]!r}"
     )
 
 
 def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
-  """The sizes that `models.create` takes, from the task and the model's config.
+  """The sizes for `models.create`, from the task and the model's config.
 
   Raises:
-    ValueError: the model has fewer ids, or allows shorter sequences, than the task.
+    ValueError: the model has fewer ids, or allows only shorter sequences, than the
+      task.
   """
   sizes: dict[str, Any] = {
     "source_vocab_size": task.source_vocab_size,
@@ -403,7 +404,7 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
     "max_target_length": "max_length",
   }
   if getattr(config.model, "head", "") == "class":
-    # A vocabulary does not contain the classes.
+    # Classes are not in the vocabulary.
     del fields["target_vocab_size"]
   for name, field in fields.items():
     size = getattr(config.model, field, None)
@@ -418,14 +419,14 @@ def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
 
 
 def _check_generates(config: ExperimentConfig, task: tasks.Task) -> None:
-  """Checks that the model can decode if the task generates at the end.
+  """Checks that the model can decode if the task generates.
 
   Raises:
     ConfigError: the task generates, but a mechanism cannot decode.
   """
-  why = f", and the task {config.task_name!r} generates"
+  reason = f", and the task {config.task_name!r} generates"
   for field, needs in models.GENERATING.items():
-    needs = {need: what + why for need, what in needs.items()}
+    needs = {need: what + reason for need, what in needs.items()}
     for attention in config.model.attentions.get(field, ()):
       try:
         models.check_supports(field, attention, needs)

@@ -49,7 +49,7 @@ class ExperimentConfig:
   weights: str = ""
 
   def to_mapping(self) -> dict[str, Any]:
-    """Returns a JSON-ready mapping with every default, from which `parse` reads it."""
+    """Returns a JSON-ready mapping with all defaults; `parse` is the inverse."""
     return {
       **to_mapping(self.train),
       "task": {"name": self.task_name, **to_mapping(self.task)},
@@ -73,7 +73,7 @@ def parse(
 
   Args:
     mapping: the config.
-    restore: whether it is the config of an existing run, which describes the whole
+    restore: whether it is the config of an existing run, which specifies the whole
       model.
 
   Raises:
@@ -81,9 +81,9 @@ def parse(
   """
   try:
     return _parse(mapping, restore)
-  except UnknownFieldError as fault:
-    hint = _hint(fault, mapping.get("task", {}), mapping.get("model", {}))
-    raise ConfigError(f"{fault.field}: unknown; {hint}") from None
+  except UnknownFieldError as error:
+    hint = _hint(error, mapping.get("task", {}), mapping.get("model", {}))
+    raise ConfigError(f"{error.field}: unknown; {hint}") from None
 
 
 def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
@@ -101,14 +101,14 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
   for name, section in sections.items():
     check_section(f"config.{name}", section)
   train = build(TrainConfig, fields)
-  # A run that was trained elsewhere can be read without the package.
+  # Existing runs can be read without the package.
   if train.log.wandb and not restore and find_spec("wandb") is None:
     raise ConfigError(
       "config.log.wandb: the package is missing; pip install wandb"
     )
   with _errors_at("optimizer"):
     optimizer.make_optimizer(train.optimizer, num_steps=1)
-    # A run records the values that it was trained with.
+    # A run records the values with which it was trained.
     resolved = optimizer.with_defaults(train.optimizer)
     train = dataclasses.replace(train, optimizer=resolved)
   for name in ("task", "model"):
@@ -135,7 +135,7 @@ def _parse(mapping: Mapping[str, Any], restore: bool) -> ExperimentConfig:
     model = _published_model(weights, model)
     has_tokenizer = "tokenizer" in field_names(task_type)
     if has_tokenizer and tasks.find_vocabulary(pathlib.Path(weights)):
-      # The ids of the weights are those of their own vocabulary.
+      # The weights need the ids of their own vocabulary.
       task_fields["tokenizer"] = task_fields.get("tokenizer") or weights
   if hasattr(model, "check_run"):
     with _errors_at("model"):
@@ -215,11 +215,11 @@ _REMOVED_FIELDS = {
   "image_shape": None,
   "local_positions": False,
 }
-"""Former config fields of every Transformer -> their values without images."""
+"""Maps former config fields of every Transformer to their values without images."""
 
 
 def _model_type(fields: dict[str, Any]) -> type:
-  """The dataclass of a kind of model."""
+  """Returns the config type of a kind of model; removes former fields."""
   if "kind" not in fields:
     return models.ModelConfig  # It reports the missing kind.
   # Runs from before December 2026 choose some kinds by a field.
@@ -228,7 +228,7 @@ def _model_type(fields: dict[str, Any]) -> type:
       fields["kind"] = kind
   with _errors_at("model", "kind: "):
     model_type = models.find(str(fields["kind"]))
-  # Their Transformers also have these fields, with the value for none.
+  # Their Transformers also have fields for images.
   for field in _REMOVED_FIELDS.keys() & fields.keys():
     if fields[field] == _REMOVED_FIELDS[field] and field not in field_names(
       model_type
@@ -246,9 +246,9 @@ def _errors_at(section: str, field: str = "") -> Iterator[None]:
     raise ConfigError(f"config.{section}.{field}{error}") from error
 
 
-def _hint(fault: UnknownFieldError, task: Any, model: Any) -> str:
-  """A hint for an unknown config field: a similar one, or where it belongs."""
-  name = fault.field.rpartition(".")[2]
+def _hint(error: UnknownFieldError, task: Any, model: Any) -> str:
+  """Returns a hint for an unknown config field: a similar field, or its owner."""
+  name = error.field.rpartition(".")[2]
   full = [*field_names(TrainConfig), "task", "model", "model.weights"]
   # An unknown task or kind has no fields.
   with contextlib.suppress(ValueError):
@@ -264,8 +264,8 @@ def _hint(fault: UnknownFieldError, task: Any, model: Any) -> str:
       full.append(f"model.{field}.{name}")
   last = {field: field.rpartition(".")[2] for field in full}
   # The same name elsewhere is more likely than a similar name here.
-  cutoff = 1.0 if owners or fault.hint.startswith("did") else 0.8
+  cutoff = 1.0 if owners or error.hint.startswith("did") else 0.8
   if close := difflib.get_close_matches(name, last.values(), 1, cutoff):
-    places = [f"config.{field}" for field in full if last[field] == close[0]]
-    return f"did you mean {' or '.join(places)}?"
-  return f"an option of {', '.join(owners)}" if owners else fault.hint
+    similar = [f"config.{field}" for field in full if last[field] == close[0]]
+    return f"did you mean {' or '.join(similar)}?"
+  return f"an option of {', '.join(owners)}" if owners else error.hint

@@ -1,4 +1,4 @@
-"""The loop of a run: restore, train, evaluate, checkpoint, report."""
+"""The loop of a run: it restores, trains, evaluates, saves and reports."""
 
 from collections.abc import Callable, Generator
 import concurrent.futures
@@ -30,7 +30,7 @@ from training.workdir import STOPPED, final_metrics
 T = TypeVar("T")
 
 Results = dict[str, dict[str, Any]]
-"""Split → metric name → value."""
+"""Maps splits to metric names to values."""
 
 
 def run(
@@ -40,9 +40,9 @@ def run(
   *,
   ends_process: bool = False,
 ) -> Results | None:
-  """Trains from the newest checkpoint, or from the start, to the end.
+  """Trains to the end, from the newest checkpoint if there is one.
 
-  A run that is killed and started again ends bit-identical to one that was not:
+  A run that is killed and started again ends bit-identical to an uninterrupted run:
   batches and dropout depend only on the step, and the state is restored from the
   checkpoint.
 
@@ -50,15 +50,15 @@ def run(
     experiment: the run to train.
     workdir: folder for all outputs, which already has the config.
     stop_at: number of updates after which to evaluate the first held-out split,
-      save and return; None trains to the end. The schedule is that of the whole run
-      either way.
-    ends_process: whether a signal before the first new step ends the process at
-      once, even while XLA compiles. A notebook would lose all that it holds; there
-      the run ends after that step.
+      save and return; None trains to the end. In both cases, the schedule is that of
+      the whole run.
+    ends_process: whether a signal before the first new step ends the process
+      immediately, even while XLA compiles. False, as in a notebook, keeps the process
+      and ends the run after that step.
 
   Returns:
     Final metrics of every split; None if `stop_at` or SIGTERM stopped the run
-    first, with everything saved.
+    before its end, with everything saved.
 
   Raises:
     KeyboardInterrupt: SIGINT stopped the run, with everything saved.
@@ -67,9 +67,9 @@ def run(
     ConfigError: there are checkpoints, but none is intact.
   """
   with Signals() as signals:
-    # With several processes, the others would wait for this one forever.
+    # With several processes, the others would wait for this process forever.
     if ends_process and jax.process_count() == 1:
-      signals.exit_message = before_a_step(workdir)
+      signals.exit_message = before_first_step(workdir)
     results = _run(experiment, workdir, stop_at, signals)
   if results is None and signals.stop == signal.SIGINT:
     raise KeyboardInterrupt
@@ -82,11 +82,11 @@ def _run(
   stop_at: int | None,
   signals: Signals,
 ) -> Results | None:
-  """`run`, with signals noted by `signals`."""
+  """`run`, which `signals` may stop."""
   config = experiment.config.train
   mesh = parallel.make_mesh(config)
-  built = experiment.model, experiment.task, config, mesh
-  step, eval_step = make_step(*built), make_eval_step(*built)
+  arguments = experiment.model, experiment.task, config, mesh
+  step, eval_step = make_step(*arguments), make_eval_step(*arguments)
   with contextlib.ExitStack() as stack:
     if jax.process_index() == 0:
       stack.enter_context(ownership.lock(workdir))
@@ -103,9 +103,9 @@ def _run(
     state, record = restored or (None, {})
     best = BestEvaluation(config, record.get("best", {}))
     if config.mesh.sequence > 1:
-      # Tracing shows whether a mechanism can compute shards of these lengths.
+      # Tracing shows whether a mechanism supports shards of these lengths.
       try:
-        step.lower(shapes, _read(experiment, mesh, 0))
+        step.lower(shapes, _read_batch(experiment, mesh, 0))
       except ValueError as error:
         raise ConfigError(f"config.mesh.sequence: {one_line(error)}") from error
     if state is None:
@@ -154,7 +154,7 @@ def _run(
         state = parallel.place_state(mesh, restored[0])
       results = _finish(experiment, eval_step, mesh, state, meter, workdir)
     except Interrupted:
-      print(stopped_at(last))
+      print(stop_message(last))
       return None
     except jax.errors.JaxRuntimeError as error:
       # Exit here, because closing the context would wait for the lost process.
@@ -173,13 +173,15 @@ def _run(
 
 
 def _checkpoint_name(step: int, best_step: int | None) -> str:
-  """Names the checkpoint from which the final metrics were computed."""
+  """Describes the checkpoint from which the final metrics were computed."""
   if step == best_step:
     return f"of step {step}, the best"
   return f"of step {step}; the best, of step {best_step}, is damaged"
 
 
-def _read(experiment: Experiment, mesh: jax.sharding.Mesh, step: int) -> Any:
+def _read_batch(
+  experiment: Experiment, mesh: jax.sharding.Mesh, step: int
+) -> Any:
   """Reads the batch of a step; each process reads only its own rows."""
   make = functools.partial(experiment.task.train_batch, step)
   return parallel.read_batch(mesh, make, experiment.config.train.batch_size)
@@ -199,19 +201,19 @@ def _train(
   signals: Signals,
   stop_at: int,
 ) -> TrainState | None:
-  """Trains all steps; returns the last state, or None if stopped before."""
+  """Trains all steps; returns the last state, or None if the run was stopped before."""
   config, task = experiment.config.train, experiment.task
   first, last = int(state.step), config.num_steps
   if best.end:
     return state
   if stop_at <= first < last:
-    print(stopped_at(first))
+    print(stop_message(first))
     return None
   progress = Progress(first, last, shown=jax.process_index() == 0)
 
   def load(number):
     try:
-      return _read(experiment, mesh, number)
+      return _read_batch(experiment, mesh, number)
     # Readers may raise any exception.
     except Exception as error:
       raise RunError(
@@ -240,23 +242,23 @@ def _train(
       if log or evaluation or save or stop or number == first:
         meter.fetch()
       if number == first:
-        meter.forget_first()
+        meter.discard_first_step()
         progress.restart_clock(done, meter.seconds)
       if log:
         values = meter.flush()
         writer.write(done, {"train": values}, meter.seconds)
         progress.update(done, values, meter.seconds)
       gain = None
-      if evaluation or (done == last and config.asks_best):
+      if evaluation or (done == last and config.tracks_best):
         split = task.eval_splits[0]
         values = _evaluate(task, eval_step, mesh, state, meter, split)
         if evaluation:  # After the last step, `_finish` reports more metrics.
           writer.write(done, {split: values}, meter.seconds)
-          # The start of the run has shown the baselines.
-          own = {k: x for k, x in values.items() if k not in task.baselines}
-          progress.say(f"step {done}  {split}  {format_values(own)}")
-        if config.asks_best and (is_due or done == last):
-          # Other evaluations would not take place in a longer run.
+          # The baselines were printed at the start of the run.
+          shown = {k: x for k, x in values.items() if k not in task.baselines}
+          progress.say(f"step {done}  {split}  {format_values(shown)}")
+        if config.tracks_best and (is_due or done == last):
+          # A run that stops later does not have the other evaluations.
           gain = best.add(values, counts=is_due)
       if config.checkpoint_keep == "best":
         save |= gain is not None
@@ -265,14 +267,14 @@ def _train(
           "meter": meter.sums,
           "seconds": meter.seconds,
         }
-        if config.asks_best:
+        if config.tracks_best:
           record["best"] = best.record
         checkpoints.save(state, record, gain)
       if best.end and done < last:
         progress.say(f"step {done}  {best.end}")
         return state
       if stop and done < last:
-        print(stopped_at(done))
+        print(stop_message(done))
         return None
       if evaluation or save:
         meter.skip_clock()
@@ -284,26 +286,26 @@ def prefetch(
 ) -> Generator[T, None, None]:
   """Yields `make(first), …, make(last - 1)`, computed ahead in one thread.
 
-  So the next batches are ready while the device computes. At most `depth` results are
+  It prepares the next batches while the device computes. At most `depth` results are
   computed ahead.
 
   Yields:
     The results.
 
   Raises:
-    Exception: the exception that `make` raised, in place of its result.
+    Exception: the exception that `make` raised, instead of its result.
   """
   executor = concurrent.futures.ThreadPoolExecutor(
     1, thread_name_prefix="prefetch"
   )
   try:
-    ahead = [
+    futures = [
       executor.submit(make, i) for i in range(first, min(first + depth, last))
     ]
     for i in range(first, last):
-      result = ahead.pop(0).result()
+      result = futures.pop(0).result()
       if i + depth < last:
-        ahead.append(executor.submit(make, i + depth))
+        futures.append(executor.submit(make, i + depth))
       yield result
   finally:
     executor.shutdown(wait=False, cancel_futures=True)
@@ -317,13 +319,13 @@ def _evaluate(
   meter: LossMeter,
   split: str,
 ) -> dict[str, Any]:
-  """Evaluates a split; raises RunError if the loss of the first is not plausible."""
+  """Evaluates a split; raises RunError if the first split has an implausible loss."""
   values = evaluate.evaluate(eval_step, mesh, state.variables, task, split)
   # Other splits may have lengths that the model has not learned.
   if split == task.eval_splits[0]:
     # A task with its own loss has no uniform guess.
-    own = hasattr(task, "loss")
-    guess = math.inf if own else math.log(task.target_vocab_size)
+    has_own_loss = hasattr(task, "loss")
+    guess = math.inf if has_own_loss else math.log(task.target_vocab_size)
     meter.check_held_out(int(state.step), values["loss"], guess)
   return values
 
@@ -349,7 +351,7 @@ def _finish(
     if jax.process_index() == 0:
       decoded, scores = evaluate.generate(experiment, variables, split)
       samples = decoded or samples
-      # Scores of generation and play come before the loss.
+      # Scores of generation and play are printed before the loss.
       values = scores | values
     results[split] = values
   if jax.process_index() == 0:
@@ -366,12 +368,12 @@ def _finish(
   return results
 
 
-def before_a_step(workdir: pathlib.Path) -> str:
+def before_first_step(workdir: pathlib.Path) -> str:
   """Returns the message for a run that is stopped before its first new step."""
   step = newest_step(workdir)
-  return stopped_at(step) if step else "stopped before the first step"
+  return stop_message(step) if step else "stopped before the first step"
 
 
-def stopped_at(step: int) -> str:
+def stop_message(step: int) -> str:
   """Returns the message for a run that is stopped and can be continued."""
   return f"stopped and saved at step {step}; run it again to continue"

@@ -10,16 +10,16 @@ import jax
 from settings.errors import RunError
 
 _MAX_STEPS_AHEAD = 4
-"""How many steps the host may be ahead of the devices."""
+"""The largest number of steps by which the host may be ahead of the devices."""
 
 _MAX_RATIO = 10
-"""A model that learned never has more than so many times the loss of guessing.
+"""A model that learned never has more than this multiple of the loss of guessing.
 
-This holds for many classes.
+This holds if there are many classes.
 """
 
 _MAX_NATS = 50.0
-"""A model of few classes does not exceed this loss in nats, even if it overfits."""
+"""A model with few classes never exceeds this loss in nats, even if it overfits."""
 
 
 class LossMeter:
@@ -29,9 +29,9 @@ class LossMeter:
 
   Attributes:
     sums: sum and count of the loss. Checkpoints store it, so that the first line
-      after a restart is the same as without one.
+      after a restart is the same as in an uninterrupted run.
     seconds: training time so far, without compilation and evaluations. Checkpoints
-      store it, too.
+      also store it.
   """
 
   def __init__(
@@ -50,7 +50,7 @@ class LossMeter:
       jax.block_until_ready(self._pending[-1 - _MAX_STEPS_AHEAD][1])
 
   def fetch(self) -> None:
-    """Waits for every step so far and fetches its metrics.
+    """Waits for all steps so far and fetches their metrics.
 
     Raises:
       RunError: a loss, a gradient or a new parameter was not finite; that step did
@@ -66,18 +66,18 @@ class LossMeter:
           numbers += f", learning rate {metrics['learning_rate']}"
         else:
           what = "loss or gradient is not finite"
-        raise self._fault(step + 1, f"{what} {numbers}); nothing was updated")
+        raise self._error(step + 1, f"{what} {numbers}); nothing was updated")
       self.sums = (self.sums[0] + total, self.sums[1] + count)
       self._tokens += count
       self._last = metrics
     self._pending = []
-    passed = time.monotonic() - self._mark
-    self._seconds += passed
-    self.seconds += passed
-    self._mark += passed
+    elapsed = time.monotonic() - self._start
+    self._seconds += elapsed
+    self.seconds += elapsed
+    self._start += elapsed
 
   def check_held_out(self, step: int, loss: float, guess: float) -> None:
-    """Checks that a held-out loss is plausible for the training loss.
+    """Checks that a held-out loss is plausible, given the training loss.
 
     Args:
       step: number of updates.
@@ -85,21 +85,23 @@ class LossMeter:
       guess: the loss of a uniform guess; infinite if there is none.
 
     Raises:
-      RunError: the loss is not finite, or it is more than ten times that of guessing
-        and above 50 nats while the training loss is below that of guessing.
+      RunError: the loss is not finite; or the training loss is below that of guessing,
+        but the held-out loss is above 50 nats and more than ten times that of guessing.
     """
-    trained = self.sums[0] / self.sums[1] if self.sums[1] else self._last_loss
-    learned = trained < guess
+    train_loss = self._last_loss
+    if self.sums[1]:
+      train_loss = self.sums[0] / self.sums[1]
+    has_learned = train_loss < guess
     limit = max(_MAX_RATIO * guess, _MAX_NATS)
-    if math.isfinite(loss) and not (learned and loss > limit):
+    if math.isfinite(loss) and not (has_learned and loss > limit):
       return
-    raise self._fault(
+    raise self._error(
       step,
-      f"held-out loss is {loss:.4g}, but the training loss is {trained:.4g}; "
+      f"held-out loss is {loss:.4g}, but the training loss is {train_loss:.4g}; "
       "the model diverged, or the compiled evaluation is wrong",
     )
 
-  def _fault(self, step: int, what: str) -> RunError:
+  def _error(self, step: int, what: str) -> RunError:
     return RunError(
       f"step {step}: {what}; config: {self._workdir / 'config.json'}"
     )
@@ -122,8 +124,8 @@ class LossMeter:
     self._restart_clock()
     return values
 
-  def forget_first(self) -> None:
-    """Discards the time of the step just fetched, which was mostly compilation."""
+  def discard_first_step(self) -> None:
+    """Discards the time of the first step, which is mostly compilation."""
     self.seconds -= self._seconds
     self._restart_clock()
 
@@ -133,4 +135,4 @@ class LossMeter:
 
   def skip_clock(self) -> None:
     """Discards the time since the last `fetch`."""
-    self._mark = time.monotonic()
+    self._start = time.monotonic()

@@ -1,4 +1,4 @@
-"""Metrics of a run: metrics.jsonl, TensorBoard, Weights & Biases, a progress bar."""
+"""Writes the metrics of a run to metrics.jsonl, loggers and a progress bar."""
 
 from collections.abc import Mapping
 import datetime
@@ -22,8 +22,8 @@ _BAR_METRICS = ("loss", "tokens_per_second")
 def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
   """Reads all intact lines of a file such as metrics.jsonl; none if it is missing.
 
-  Reports each damaged line on standard error, except the last, which a killed process
-  may have truncated.
+  Reports each damaged line on standard error, except the last one, which a killed
+  process may have truncated.
   """
   path = workdir / file
   if not path.exists():
@@ -35,10 +35,10 @@ def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
       record = json_text.loads(line)
     except ValueError:
       record = None
-    is_whole = isinstance(record, dict) and (
+    is_intact = isinstance(record, dict) and (
       file != FILE or {"step", "split"} <= record.keys()
     )
-    if is_whole:
+    if is_intact:
       records.append(record)
     elif number < len(lines):
       print(f"{path}: line {number} is damaged", file=sys.stderr)
@@ -48,9 +48,8 @@ def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
 class MetricsWriter:
   """Writes records to metrics.jsonl, and their numbers to the loggers of `log`.
 
-  First drops records after `step`, so that a run that continues from there writes the
-  same file as a run that was never interrupted. With several processes, only the
-  first writes.
+  First, it removes records after `step`, so that a run that continues from there writes
+  the same file as an uninterrupted run. With several processes, only the first writes.
   """
 
   def __init__(
@@ -63,8 +62,8 @@ class MetricsWriter:
     self._writes = writes
     if not writes:
       return
-    kept = [record for record in read(workdir) if record["step"] <= step]
-    text = "".join(json.dumps(record) + "\n" for record in kept)
+    records = [record for record in read(workdir) if record["step"] <= step]
+    text = "".join(json.dumps(record) + "\n" for record in records)
     atomic.write_text(workdir / FILE, text)
     self._board, self._wandb = None, None
     if log.tensorboard:
@@ -81,13 +80,13 @@ class MetricsWriter:
     splits: Mapping[str, Mapping[str, float | str]],
     seconds: float,
   ) -> None:
-    """Writes one line for each split of split → metric → value, all at once."""
+    """Writes one line for each split; `splits` maps splits to metrics to values."""
     if not self._writes:
       return
     lines = ""
     for split, values in splits.items():
-      place = {"step": step, "split": split, "seconds": round(seconds, 3)}
-      lines += json.dumps({**place, **values}) + "\n"
+      header = {"step": step, "split": split, "seconds": round(seconds, 3)}
+      lines += json.dumps({**header, **values}) + "\n"
       numbers = {
         f"{split}/{name}": value
         for name, value in values.items()
@@ -112,35 +111,35 @@ class MetricsWriter:
 
 
 def _start_wandb(workdir: pathlib.Path, project: str) -> Any:
-  """A run of Weights & Biases with the name, config and folder of this one.
+  """Starts a run of Weights & Biases with the name, config and folder of this run.
 
-  A run that continues has the same run there; its id is in `workdir`.
+  If this run continues, so does the run of Weights & Biases, whose id is in `workdir`.
   """
   # An optional package.
   import wandb  # pyrefly: ignore[missing-import]
 
-  config, known = workdir / "config.json", workdir / "wandb" / "run_id"
+  config, run_id = workdir / "config.json", workdir / "wandb" / "run_id"
   run = wandb.init(
     project=project,
     name=workdir.name,
     dir=str(workdir),
     config=json.loads(config.read_text("utf-8")) if config.exists() else None,
-    id=known.read_text("utf-8") if known.exists() else None,
+    id=run_id.read_text("utf-8") if run_id.exists() else None,
     resume="allow",
     settings=wandb.Settings(silent=True),
   )
-  known.parent.mkdir(exist_ok=True)
-  atomic.write_text(known, run.id)
+  run_id.parent.mkdir(exist_ok=True)
+  atomic.write_text(run_id, run.id)
   return run
 
 
 class Progress:
-  """One bar on a terminal, plain lines elsewhere.
+  """Shows the progress of a run: a bar on a terminal, lines elsewhere.
 
   Args:
-    first: number of updates done before.
+    first: number of updates before this process.
     total: number of updates in the whole run.
-    shown: whether to show a bar; with several processes, only the first does.
+    shown: whether to show a bar; with several processes, only the first shows one.
   """
 
   def __init__(self, first: int, total: int, shown: bool = True):
@@ -152,7 +151,7 @@ class Progress:
     self.restart_clock(first, 0.0)
 
   def restart_clock(self, step: int, seconds: float) -> None:
-    """Excludes the time before, such as compilation, from the estimated time left."""
+    """Excludes time so far, such as compilation, from the estimate of the time left."""
     self._first, self._started = step, seconds
 
   def update(
@@ -164,7 +163,7 @@ class Progress:
     """
     if self._bar is not None:
       self._bar.update(step - self._bar.n)
-      # A line has room for these; metrics.jsonl has all.
+      # A bar has room only for these; metrics.jsonl has all.
       short = {k: v for k, v in values.items() if k in _BAR_METRICS}
       self._bar.set_postfix_str(format_values(short))
       return
@@ -186,12 +185,12 @@ class Progress:
 
 
 def format_values(values: Mapping[str, Any]) -> str:
-  """Formats values for a reader: `loss 1.2345  exact_match 0.9990`."""
+  """Formats values as in `loss 1.2345  exact_match 0.9990`."""
   return "  ".join(f"{name} {format_number(v)}" for name, v in values.items())
 
 
 def format_number(value: float | str) -> str:
-  """Formats a number with four decimals; very small and large ones differently."""
+  """Formats a number with four decimals, if it is neither very small nor large."""
   if isinstance(value, str):
     return value
   if value == 0 or 1e-3 <= abs(value) < 1e4:

@@ -19,21 +19,21 @@ from training.config import OptimizerConfig
 from training.state import float32
 
 _NOT_DECAYED = ("bias", "scale", "log_rate", "skip")
-"""Ends of the names of parameters without weight decay.
+"""Suffixes of the names of parameters without weight decay.
 
-These are biases, scales of norms, and Mamba's A and D, which Mamba exempts too.
+These are biases, scales of norms, and A and D of Mamba, which Mamba's code also
+exempts.
 """
 
-
-_OWN_DEFAULT = ("b1", "b2", "eps", "weight_decay")
-"""Config fields of which None is the optimiser's default."""
+_OPTIONAL = ("b1", "b2", "eps", "weight_decay")
+"""Config fields that may be None, for the optimiser's default."""
 
 _WEIGHT_DECAYS = {
   "weight_decay": ("mask", "weight_decay_mask"),
   "weight_decay_rate": ("weight_decay_mask",),  # Of Adafactor.
   "adam_weight_decay": (),  # Of Muon.
 }
-"""Weight decay arguments of Optax -> the arguments that mask it."""
+"""Maps weight decay arguments of Optax to the arguments that mask the decay."""
 
 
 def make_schedule(
@@ -41,7 +41,7 @@ def make_schedule(
   num_steps: int,
   peak: float | Float[Array, ""] | None = None,
 ) -> optax.Schedule:
-  """Makes the learning-rate schedule: linear warm-up, then the named schedule.
+  """Creates the learning-rate schedule: linear warm-up, then the named schedule.
 
   The warm-up starts at `peak / (warmup_steps + 1)`, so that no step has rate 0, and
   reaches the peak at step `warmup_steps`.
@@ -61,7 +61,7 @@ def make_schedule(
         rate, max(num_steps - warmup, 1), alpha=config.final_fraction
       )
     case "inverse_sqrt":
-      # Vaswani et al. 2017: falls as 1/√step from the peak at `warmup`.
+      # Vaswani et al. 2017: decreases as 1/√step from the peak at `warmup`.
       shift = max(warmup, 1)
 
       def schedule(count):
@@ -80,11 +80,11 @@ def make_schedule(
 def make_optimizer(
   config: OptimizerConfig, num_steps: int
 ) -> optax.GradientTransformation:
-  """Makes gradient clipping and the named optimiser with its schedule.
+  """Creates gradient clipping and the named optimiser with its schedule.
 
-  The peak of the schedule is in the optimiser's state (`optax.inject_hyperparams`).
-  The optimiser gets only the arguments that the config sets. It computes in float32
-  and keeps its state in float32, even if parameters have fewer bits.
+  The peak of the schedule is in the optimiser's state (`optax.inject_hyperparams`). The
+  optimiser gets only the arguments that the config sets. It computes and stores its
+  state in float32, even if parameters have fewer bits.
 
   Args:
     config: the optimiser and its schedule.
@@ -97,7 +97,7 @@ def make_optimizer(
   factory = _factory(config.name)
   known = inspect.signature(factory).parameters
   options = dict(config.options)
-  for name in _OWN_DEFAULT:
+  for name in _OPTIONAL:
     value = getattr(config, name)
     if name in known and value is not None:
       options[name] = value
@@ -108,10 +108,10 @@ def make_optimizer(
       )
   for name in options:
     if name not in known:
-      leaves = [field.name for field in dataclasses.fields(config)]
+      fields = [field.name for field in dataclasses.fields(config)]
       raise ValueError(
         f"{name}: unknown; {config.name} takes {', '.join(known)}"
-        f"{suggestion(name, [*leaves, *known])}"
+        f"{suggestion(name, [*fields, *known])}"
       )
   for name, masks in _WEIGHT_DECAYS.items():
     mask = next((argument for argument in masks if argument in known), None)
@@ -142,28 +142,28 @@ def make_optimizer(
 
 
 def peak(opt_state: optax.OptState) -> Float[Array, ""]:
-  """Returns the peak learning rate in the state of a `make_optimizer` optimiser."""
+  """Returns the peak learning rate in the state of an optimiser of `make_optimizer`."""
   return cast(Any, opt_state).hyperparams["peak"]
 
 
 def with_defaults(config: OptimizerConfig) -> OptimizerConfig:
   """Replaces None in a config by the optimiser's defaults.
 
-  So the recorded config of a run has the numbers that it was trained with. Fields
+  The recorded config of a run then has the numbers with which it was trained. Fields
   that the optimiser does not take stay None.
 
   Raises:
     ValueError: there is no such optimiser; the message starts with the config field.
   """
   known = inspect.signature(_factory(config.name)).parameters
-  own = {
+  defaults = {
     name: float(known[name].default)
-    for name in _OWN_DEFAULT
+    for name in _OPTIONAL
     if name in known
     and getattr(config, name) is None
     and isinstance(known[name].default, int | float)
   }
-  return dataclasses.replace(config, **own)
+  return dataclasses.replace(config, **defaults)
 
 
 def check_update(
@@ -171,7 +171,7 @@ def check_update(
 ) -> None:
   """Checks that an optimiser needs only parameters and their gradient.
 
-  Nothing is computed. Some optimisers need the loss, or a gradient per example.
+  Some optimisers need the loss, or a gradient per example. The check computes nothing.
 
   Args:
     name: the name of the optimiser.
@@ -199,12 +199,12 @@ def check_update(
 
 
 def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
-  """Finds an optimiser of Optax, or by import path, that takes a learning rate."""
+  """Finds an optimiser that takes a learning rate, in Optax or by its import path."""
   try:
     factory = resolve(name, _optax_factories(), "factory")
   except ValueError as error:
     raise ValueError(f"name: {error}") from error
-  # Some C functions have no signature, nor have objects that are not callable.
+  # Some C functions have no signature, and neither do objects that are not callable.
   try:
     parameters = inspect.signature(factory).parameters
   except (TypeError, ValueError):
@@ -232,10 +232,10 @@ def _optax_factories() -> dict[str, Callable[..., Any]]:
 def _in_float32(
   optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """Makes an optimiser compute in float32 even if parameters have fewer bits.
+  """Makes an optimiser compute in float32, even if parameters have fewer bits.
 
-  In bfloat16 a second moment with b2=0.999 never falls: a step subtracts a
-  thousandth of it, but the next smaller number is a 256th away.
+  In bfloat16, a second moment with b2=0.999 never decreases: a step subtracts a
+  thousandth of it, but the next smaller number differs by a 256th.
   """
 
   def init(params):
@@ -248,7 +248,7 @@ def _in_float32(
 
 
 def _decay_mask(params: optax.Params) -> optax.Params:
-  """True where weight decay applies, by the last part of a name."""
+  """A mask of the parameters with weight decay, by the last part of their names."""
   return jax.tree.map_with_path(
     lambda path, _: not str(path[-1].key).endswith(_NOT_DECAYED), params
   )

@@ -1,4 +1,4 @@
-"""Folders that belong to one run or comparison, with a file that says which."""
+"""Ownership of a folder by one run or comparison, which a file in it describes."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -12,11 +12,11 @@ from settings.errors import ConfigError, RunError
 from training import atomic
 
 DATA = "data"
-"""Key of a folder's description: name -> digest of the data that it was made from."""
+"""Key in a folder's description: maps names to digests of the data of its content."""
 
 
 def check(
-  workdir: Path, file: str, what: Mapping[str, Any], kind: str, leaf: str
+  workdir: Path, file: str, what: Mapping[str, Any], kind: str, prefix: str
 ) -> None:
   """Checks that `workdir` is free, or that its description is `what`.
 
@@ -24,12 +24,12 @@ def check(
     workdir: a folder.
     file: name of the JSON file in it that describes its content.
     what: the description that this command would write there, JSON-ready. If both
-      have `DATA`, these must be the same; an earlier version stored none.
+      have `DATA`, these must be equal; an earlier version stored none.
     kind: the kind of content, for messages: 'comparison'.
-    leaf: prefix of the names in `what` on the command line: 'config.'.
+    prefix: prefix of the names in `what` on the command line: 'config.'.
 
   Raises:
-    ConfigError: the folder holds something else.
+    ConfigError: the folder has other content.
   """
   path = workdir / file
   if path.exists():
@@ -43,7 +43,7 @@ def check(
       )
       if there != here:
         raise ConfigError(
-          f"workdir: {workdir} holds another {kind}: {leaf}{name} is "
+          f"workdir: {workdir} holds another {kind}: {prefix}{name} is "
           f"{there.get(name, 'not set')!r} there and {here.get(name, 'not set')!r} "
           "here; choose a new folder"
         )
@@ -52,8 +52,8 @@ def check(
       for name in sorted({*there, *here}):
         if there.get(name) != here.get(name):
           raise ConfigError(
-            f"workdir: {workdir} holds a {kind} of other data: {name} is not what "
-            "it began with; restore it or choose a new folder"
+            f"workdir: {workdir} holds a {kind} of other data: {name} is not the "
+            "file with which it began; restore it or choose a new folder"
           )
   elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
     raise ConfigError(
@@ -64,7 +64,7 @@ def check(
 def claim(
   workdir: Path, file: str, what: Mapping[str, Any], wait: bool = True
 ) -> None:
-  """Makes the folder and writes its description.
+  """Creates the folder and writes its description.
 
   Args:
     workdir: a folder that `check` accepted.
@@ -73,7 +73,7 @@ def claim(
     wait: as in `lock`.
 
   Raises:
-    ConfigError: the folder cannot be made, or another process claimed it for
+    ConfigError: the folder cannot be created, or another process claimed it for
       something else.
     RunError: as in `lock`.
   """
@@ -81,18 +81,19 @@ def claim(
     workdir.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ConfigError(f"workdir: {error}") from error
-  path, wanted = workdir / file, json.loads(json.dumps(what))
+  path, described = workdir / file, json.loads(json.dumps(what))
   with lock(workdir, wait):
     recorded = atomic.read_json(path) or {}
-    kept = {DATA: recorded[DATA]} if DATA in recorded else {}
-    both = {**kept, **wanted}
+    data = {DATA: recorded[DATA]} if DATA in recorded else {}
+    content = {**data, **described}
     # An earlier version stored no data.
-    if recorded not in ({}, both, {n: x for n, x in both.items() if n != DATA}):
+    without_data = {name: x for name, x in content.items() if name != DATA}
+    if recorded not in ({}, content, without_data):
       raise ConfigError(
         f"workdir: another process began something else in {workdir}; choose a "
         "new folder"
       )
-    atomic.write_json(path, both)
+    atomic.write_json(path, content)
 
 
 @contextlib.contextmanager
@@ -101,7 +102,7 @@ def lock(workdir: Path, wait: bool = False) -> Iterator[None]:
 
   Args:
     workdir: an existing folder.
-    wait: whether to wait for the lock, which is fine if others hold it briefly.
+    wait: whether to wait for the lock, for use if others hold it only briefly.
 
   Raises:
     RunError: another process holds the lock.

@@ -9,33 +9,33 @@ from typing import Any
 
 
 class Interrupted(BaseException):
-  """SIGTERM or SIGINT came when nothing was left to save."""
+  """SIGTERM or SIGINT was received when nothing was left to save."""
 
 
 class Signals:
-  """Context manager that notes SIGTERM and SIGINT for the loop.
+  """Context manager that records SIGTERM and SIGINT for the loop.
 
   A second signal of the same kind has its usual effect.
 
   Args:
-    heard: called immediately, in another thread, when a signal comes.
+    on_signal: called immediately, in another thread, when a signal is received.
 
   Attributes:
-    stop: the signal that came, if any.
+    stop: the signal that was received, or None.
     interrupt: whether a signal raises `Interrupted` immediately.
-    exit_message: message on standard error with which a signal ends the process
-      immediately, even during a call into XLA, for which Python's own handlers wait.
-      Empty if work would be lost.
+    exit_message: if not empty, a signal prints this message on standard error and ends
+      the process immediately, even during a call into XLA, for which Python's handlers
+      wait. Empty if work would be lost.
   """
 
-  def __init__(self, heard: Callable[[], None] = lambda: None):
-    self._heard = heard
+  def __init__(self, on_signal: Callable[[], None] = lambda: None):
+    self._on_signal = on_signal
     self.stop: signal.Signals | None = None
     self.interrupt, self.exit_message = False, ""
     self._previous = {}
 
   def __enter__(self) -> "Signals":
-    # In Python, only the main thread handles signals.
+    # Python handles signals only in the main thread.
     if threading.current_thread() is threading.main_thread():
       for number in (signal.SIGTERM, signal.SIGINT):
         self._previous[number] = signal.signal(number, self._handle)
@@ -65,5 +65,5 @@ class Signals:
       if self.exit_message:
         print(self.exit_message, file=sys.stderr, flush=True)
         os._exit(128 + number[0])
-      self._heard()
+      self._on_signal()
     os.close(self._read)

@@ -1,4 +1,4 @@
-"""The state of a run: one pytree, from which the run continues exactly."""
+"""The state of a run: one pytree, from which the run continues bit-identically."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ class TrainState(NamedTuple):
   """The state that a training step reads and writes.
 
   Attributes:
-    step: number of updates done.
-    seed: the dropout of step i depends only on (seed, i).
+    step: number of updates so far.
+    seed: seed of dropout; that of step i depends only on (seed, i).
     params: trained variables.
     collections: the model's other collections by name, which the optimiser does not
       update: 'constants', and those that a step replaces, such as 'batch_stats'.
@@ -44,13 +44,13 @@ class TrainState(NamedTuple):
     has_ema: bool = False,
     peak: Float[Array | np.ndarray, ""] | None = None,
   ) -> "TrainState":
-    """Creates the state before the first step; the running mean is the parameters.
+    """Creates the state before the first step.
 
     Args:
       variables: 'params' and the model's other collections.
       optimizer: from `make_optimizer`.
-      seed: of the dropout.
-      has_ema: whether there is a running mean of the parameters.
+      seed: seed of dropout.
+      has_ema: whether there is a running mean; it starts as the parameters.
       peak: the peak learning rate; None is that of the optimiser.
     """
     collections = {"constants": {}, **variables}
@@ -68,7 +68,8 @@ class TrainState(NamedTuple):
   def variables(self) -> dict[str, Any]:
     """The variables for evaluation, generation and export.
 
-    Their parameters are the running mean if there is one, else `evaluated_params`.
+    The parameters are the running mean if there is one, and otherwise
+    `evaluated_params`.
     """
     if self.ema is None:
       params = evaluated_params(self.params, self.opt_state)
@@ -78,9 +79,10 @@ class TrainState(NamedTuple):
 
 
 def seed_and_peak(config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the seed and the peak learning rate, which are in the state of a run.
+  """Returns the seed and the peak learning rate of a run.
 
-  So runs that differ in these alone compile the same program.
+  They are part of the state, so runs that differ only in these compile the same
+  program.
   """
   peak = config.optimizer.learning_rate
   # `optax.inject_hyperparams` accepts a NumPy array as a number, but not np.float32.
@@ -88,7 +90,7 @@ def seed_and_peak(config: TrainConfig) -> tuple[np.ndarray, np.ndarray]:
 
 
 def evaluated_params(params: Params, opt_state: optax.OptState) -> Params:
-  """Returns the parameters at which an optimiser's model is evaluated.
+  """Returns the parameters with which an optimiser evaluates the model.
 
   Schedule-free optimisers compute gradients at y, and evaluate at the averaged
   parameters x (arXiv:2405.15682). Every other optimiser evaluates at its parameters.
@@ -99,7 +101,7 @@ def evaluated_params(params: Params, opt_state: optax.OptState) -> Params:
 
 
 def is_schedule_free(opt_state: optax.OptState) -> bool:
-  """Returns whether `evaluated_params` are an average."""
+  """Returns whether `evaluated_params` are an average of parameters."""
   return bool(_schedule_free_states(opt_state))
 
 
@@ -111,15 +113,16 @@ def float32(tree: Any) -> Any:
 
 
 def _schedule_free_states(opt_state: optax.OptState) -> list[Any]:
-  def is_one(node):
+  def is_state(node):
     return isinstance(node, optax.contrib.ScheduleFreeState)
 
-  return [x for x in jax.tree.leaves(opt_state, is_leaf=is_one) if is_one(x)]
+  nodes = jax.tree.leaves(opt_state, is_leaf=is_state)
+  return [node for node in nodes if is_state(node)]
 
 
 @jax.jit
 def _average(params: Params, state: Any) -> Params:
-  """The parameters x of a schedule-free state; masked ones stay as they are."""
+  """Returns the parameters x of a schedule-free state; masked ones are unchanged."""
 
   def average(z, y):
     if isinstance(z, optax.MaskedNode):

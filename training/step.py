@@ -1,8 +1,8 @@
 """The training step and the evaluation step, compiled for a mesh.
 
-Every metric is a pair (sum, count), divided once after the rows of all
-micro-batches and devices are added up. A mean of means would be wrong if
-micro-batches differ in padding.
+Every metric is a pair (sum, count), which is divided once, after the sums and counts of
+all micro-batches and devices are added. A mean of means would be wrong if micro-batches
+differ in padding.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from training.state import TrainState, evaluated_params, float32
 
 Batch = Mapping[str, Array]
 Sums = dict[str, Array]
-"""Metric name → [2]: sum and count."""
+"""Maps metric names to [2], the sum and the count."""
 
 
 def cross_entropy(
@@ -32,18 +32,20 @@ def cross_entropy(
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
   """Computes weighted sums of the objective and of the cross-entropy, in nats.
 
-  With smoothing ε over C classes the objective is
+  With smoothing ε over C classes, the objective is
   `−(1 − ε) log p(target) − ε/C Σ_c log p(c)` (Szegedy et al. 2016); the
   cross-entropy is `−log p(target)` for any ε. The batch needs 'targets' [B, T] and
   'weights' [B, T].
 
   Returns:
-    objective sum, cross-entropy sum, and the sum of weights.
+    The sum of the objective, the sum of the cross-entropy, and the sum of the weights.
   """
   targets, weights = batch["targets"], batch["weights"]
   log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-  picked = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
-  nats = -jnp.sum(weights * picked)
+  target_log_probs = jnp.take_along_axis(
+    log_probs, targets[..., None], axis=-1
+  )[..., 0]
+  nats = -jnp.sum(weights * target_log_probs)
   objective = nats
   if label_smoothing:
     uniform = -jnp.sum(weights * jnp.mean(log_probs, axis=-1))
@@ -56,22 +58,22 @@ def make_step(
 ) -> Any:
   """Builds the training step, `(state, batch) -> (state, metrics)`.
 
-  The seed and the peak learning rate are in the state, so runs that differ in
-  these alone compile the same program. The step updates only if loss, gradient
-  and new parameters are finite; otherwise the state stays as it was, and
-  `metrics['updates']` does not grow.
+  The seed and the peak learning rate are in the state, so runs that differ only in
+  these compile the same program. The step updates the state only if the loss, the
+  gradient and the new parameters are finite; otherwise the state and
+  `metrics['updates']` stay unchanged.
 
   Args:
     model: from `models.create`.
-    task: its metrics, and its loss if it has one of its own.
+    task: the task, which has the metrics and may have its own loss.
     config: the optimiser, micro-batches, running mean and redrawn constants.
     mesh: from `parallel.make_mesh` of the same config.
 
   Returns:
-    A compiled function that donates `state`, as `parallel.place_state` lays it
-    out, and reads `batch`, as `parallel.place_batch` does. Its metrics are
-    'loss' [2] (sum of nats, count), and the scalars 'grad_norm' (before
-    clipping), 'learning_rate', 'updates'.
+    A compiled function that donates `state`. It expects `state` and `batch` to be
+    placed by `parallel.place_state` and `parallel.place_batch`. Its metrics are 'loss'
+    [2] (sum of nats, count), and the scalars 'grad_norm' (before clipping),
+    'learning_rate' and 'updates'.
   """
   optimizer = optimizer_lib.make_optimizer(config.optimizer, config.num_steps)
   is_pmap = config.parallel == "pmap"
@@ -81,8 +83,8 @@ def make_step(
     key = jax.random.fold_in(jax.random.key(state.seed), state.step)
     collections = state.collections
     if config.redraw_every:
-      collections = _redrawn(model, config.redraw_every, state, key)
-    if is_pmap:  # Each device draws the dropout of its own rows.
+      collections = _redraw_constants(model, config.redraw_every, state, key)
+    if is_pmap:  # Each device draws dropout for its own rows.
       key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
     gradient, sums, collections = mean_gradient(
       objective,
@@ -101,8 +103,8 @@ def make_step(
     ema = state.ema
     if ema is not None:
       rate = 1 - config.optimizer.ema_decay
-      mean_of = float32(evaluated_params(params, opt_state))
-      ema = cast(Any, optax.incremental_update(mean_of, ema, rate))
+      new_params = float32(evaluated_params(params, opt_state))
+      ema = cast(Any, optax.incremental_update(new_params, ema, rate))
     updated = TrainState(
       state.step + 1, state.seed, params, collections, opt_state, ema
     )
@@ -135,8 +137,8 @@ def make_step(
       donate_argnums=0,
       devices=[*mesh.devices.flat],
     )
-  everywhere = jax.NamedSharding(mesh, jax.P())
-  return jax.jit(step, donate_argnums=0, out_shardings=(None, everywhere))
+  replicated = jax.NamedSharding(mesh, jax.P())
+  return jax.jit(step, donate_argnums=0, out_shardings=(None, replicated))
 
 
 def make_objective(
@@ -154,7 +156,7 @@ def make_objective(
     )
     value, nats, count = loss(logits, batch, config.optimizer.label_smoothing)
     for mean in jax.tree.leaves(new.get("losses", {})):
-      value += count * mean  # The sum is divided by the count later.
+      value += count * mean  # `mean_gradient` divides the sum by the count.
     new = {name: x for name, x in new.items() if name != "losses"}
     return value, (jnp.stack([nats, count]), {**collections, **new})
 
@@ -185,7 +187,7 @@ def make_eval_step(
 def metric_sums(
   task: Task, logits: Float[Array, "B T C"], batch: Batch
 ) -> Sums:
-  """Sums of the loss (plain cross-entropy in nats) and the task's metrics."""
+  """Computes the sums of the loss (cross-entropy in nats) and of the task's metrics."""
   loss = getattr(task, "loss", cross_entropy)
   _, nats, count = loss(logits, batch, 0.0)
   return {"loss": jnp.stack([nats, count])} | task.metric_sums(logits, batch)
@@ -203,14 +205,14 @@ def mean_gradient(
 ) -> tuple[Any, Float[Array, "2"], Any]:
   """Computes the gradient of the mean objective over all weighted targets.
 
-  Micro-batches are scanned, so memory is that of one micro-batch. Their gradients
-  and counts are summed and divided once, so the gradient equals that of the whole
-  batch up to rounding.
+  Micro-batches are scanned, so only one needs memory at a time. Their gradients and
+  counts are summed and divided once, so the gradient equals that of the whole batch up
+  to rounding.
 
   Args:
     objective: `(params, collections, batch, key) -> (sum, (loss [2], collections))`,
       with the loss as sum and count.
-    params: the parameters to differentiate by.
+    params: the parameters with respect to which to differentiate.
     collections: the model's other collections; every micro-batch replaces those in
       the model's `state`.
     batch: arrays `[B, …]`, B a multiple of `splits`.
@@ -223,19 +225,21 @@ def mean_gradient(
     the new collections.
   """
 
-  def gradient_of(*arguments):
+  def compute_gradient(*arguments):
     gradient, aux = jax.grad(objective, has_aux=True)(*arguments)
     return float32(gradient), aux
 
   if splits == 1:
-    gradient, (sums, collections) = gradient_of(params, collections, batch, key)
+    gradient, (sums, collections) = compute_gradient(
+      params, collections, batch, key
+    )
   else:
 
     def accumulate(carry, index_and_rows):
       totals, collections = carry
       index, rows = index_and_rows
       rng = jax.random.fold_in(key, index)
-      gradient, (sums, collections) = gradient_of(
+      gradient, (sums, collections) = compute_gradient(
         params, collections, rows, rng
       )
       totals = jax.tree.map(jnp.add, totals, (gradient, sums))
@@ -249,20 +253,20 @@ def mean_gradient(
     )
   if axis_name is not None:
     gradient, sums = jax.lax.psum((gradient, sums), axis_name)
-  # A batch without a single target has gradient 0, not 0/0.
+  # A batch without targets has gradient 0, not 0/0.
   count = jnp.where(sums[1] > 0, sums[1], 1.0)
   return jax.tree.map(lambda g: g / count, gradient), sums, collections
 
 
-def _redrawn(
+def _redraw_constants(
   model: Model, redraw_every: int, state: TrainState, key: Array
 ) -> Mapping[str, Any]:
-  """The collections, with new constants if due; they are equal on all devices."""
-  # Dropout folds small numbers into the same key, so this one is large.
+  """Returns the collections, with new constants if due, equal on all devices."""
+  # A large number, because dropout folds small numbers into the same key.
   key = jax.random.fold_in(key, 2**31 - 1)
   constants = jax.lax.cond(
     state.step % redraw_every == 0,
-    # When compiled, this draws only constants: nothing else is used.
+    # The compiled program draws only constants, because nothing else is used.
     lambda: models.initialize(model, key, model.example())["constants"],
     lambda: state.collections["constants"],
   )
@@ -270,10 +274,10 @@ def _redrawn(
 
 
 def _micro_batches(batch: Batch, splits: int) -> Batch:
-  """Reshapes `[B, …]` to `[splits, B/splits, …]`; each micro-batch is on all devices.
+  """Reshapes `[B, …]` to `[splits, B/splits, …]`.
 
-  Row i goes to micro-batch i mod splits, so that rows that are sharded over devices
-  stay on their device.
+  Row i belongs to micro-batch i mod splits, so that sharded rows stay on their device
+  and each micro-batch is on all devices.
   """
 
   def split(rows):

@@ -10,7 +10,7 @@ from typing import Any
 import models
 from settings import json_text
 from settings.errors import ConfigError
-from settings.leaves import Leaves, flatten
+from settings.field_values import FieldValues, flatten
 from training import atomic, experiment_config, metrics
 from training.checkpoint import newest_step
 from training.devices import process
@@ -23,10 +23,10 @@ XLA_FLAGS = "xla_flags"
 GENERATOR = "random_numbers"
 DEVICE = "device"
 STOPPED = "stopped"
-"""Name in the final metrics of a run that ended early: at which step and why."""
+"""Name in the final metrics of a run that ended early, of the step and the reason."""
 
-# When a run is evaluated and saved, and how devices share the work: these do not
-# change its parameters, except for rounding.
+# How often a run is evaluated and saved, and how devices share the work: these fields
+# do not change its parameters, except for rounding.
 _MAY_CHANGE = (
   "log_every",
   "eval_every",
@@ -56,9 +56,9 @@ def default(config_file: str, config: ExperimentConfig) -> Path:
   """Returns `runs/<config file>-<mechanism>-<digest of the config>`."""
   attention, *_ = next(iter(config.model.attentions.values()))
   mapping = _mapping(config)
-  for field in ("log", "profile_steps"):  # They change no number.
+  for field in ("log", "profile_steps"):  # They do not affect results.
     mapping.pop(field)
-  # Runs from before these fields existed keep their folder.
+  # Runs that are older than these fields keep their folder.
   for section, field, unset in _ADDED_FIELDS:
     fields = mapping[section] if section else mapping
     if fields.get(field) == unset:
@@ -75,11 +75,12 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
   """Checks that `workdir` is free, or holds a run that this config continues.
 
   A config continues its own run, and a run of fewer steps unless its learning rates
-  depend on the number of steps. How often it logs, evaluates and saves may change, and
-  so may the mesh. A config field that was added after the run has its default there.
+  depend on the number of steps. The frequencies of logging, evaluating and saving may
+  change, and so may the mesh. Fields that did not exist when the run was started have
+  their defaults.
 
   Raises:
-    ConfigError: the folder holds something else, or cannot be written.
+    ConfigError: the folder has other content, or cannot be written.
   """
   check_writable("workdir", workdir)
   if not workdir.exists() or not any(workdir.iterdir()):
@@ -90,12 +91,12 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       "new folder"
     )
   written = _read(workdir)
-  drawn, here = written.get(GENERATOR), process.generator()
-  if drawn not in (None, here):
+  recorded_generator, generator = written.get(GENERATOR), process.generator()
+  if recorded_generator not in (None, generator):
     raise ConfigError(
-      f"workdir: the run in {workdir} draws its random numbers by {drawn!r}, and "
-      f"this process by {here!r}; set JAX_DEFAULT_PRNG_IMPL={drawn}, or choose a "
-      "new folder"
+      f"workdir: the run in {workdir} draws its random numbers by "
+      f"{recorded_generator!r}, and this process by {generator!r}; set "
+      f"JAX_DEFAULT_PRNG_IMPL={recorded_generator}, or choose a new folder"
     )
   recorded, fields = _recorded_fields(_config(written)), _fields(config)
   if recorded.get("task.name") != fields["task.name"]:
@@ -105,7 +106,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"{fields['task.name']!r}; choose a new folder"
     )
   # The evaluations of such a run determine its final parameters.
-  decisive = ("eval_every",) if config.train.asks_best else ()
+  decisive = ("eval_every",) if config.train.tracks_best else ()
   differing = [
     field
     for field in {**recorded, **fields}
@@ -116,27 +117,27 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
   if differing == ["num_steps"] and isinstance(steps, int):
     _check_num_steps(workdir, steps, config)
   elif differing:
-    # A mechanism says most about a run, and the number of steps says least.
+    # A mechanism is the most informative difference; the number of steps is the least.
     field = min(
       differing, key=lambda x: (x == "num_steps") - x.endswith(_CHOICES)
     )
-    old, new = _different(
+    old, new = _differences(
       recorded.get(field, _UNSET), fields.get(field, _UNSET)
     )
-    more = f" ({len(differing)} fields differ)" if differing[1:] else ""
+    count = f" ({len(differing)} fields differ)" if differing[1:] else ""
     raise ConfigError(
       f"workdir: {workdir} holds a run with another config: config.{field} is "
-      f"{old!r} there and {new!r} here{more}; choose a new folder"
+      f"{old!r} there and {new!r} here{count}; choose a new folder"
     )
 
 
-def _recorded_fields(written: Mapping[str, Any]) -> Leaves:
-  """The config fields that a run recorded, with defaults for later fields.
+def _recorded_fields(written: Mapping[str, Any]) -> FieldValues:
+  """The config fields that a run recorded, with defaults for newer fields.
 
-  They are returned as recorded if they are not valid today, for example because a
-  field was removed.
+  They are returned as recorded if they are no longer valid, for example because a field
+  was removed.
   """
-  # It follows from the model, and runs of an earlier version do not have it.
+  # Without the mechanisms, which follow from the model and which older runs lack.
   written = {name: x for name, x in written.items() if name != SLOTS}
   try:
     return _fields(experiment_config.parse(written, restore=True))
@@ -144,13 +145,13 @@ def _recorded_fields(written: Mapping[str, Any]) -> Leaves:
     return flatten(written)
 
 
-def _fields(config: ExperimentConfig) -> Leaves:
+def _fields(config: ExperimentConfig) -> FieldValues:
   """The config fields, with values as JSON represents them."""
   return flatten(json.loads(json.dumps(_mapping(config))))
 
 
 def _mapping(config: ExperimentConfig) -> dict[str, Any]:
-  """The config as recorded before None could stand for an optimiser's default."""
+  """The config with the former defaults of optimiser fields that are now None."""
   mapping = config.to_mapping()
   optimizer = mapping["optimizer"]
   optimizer |= {
@@ -161,19 +162,19 @@ def _mapping(config: ExperimentConfig) -> dict[str, Any]:
   return mapping
 
 
-def _different(old: Any, new: Any) -> tuple[Any, Any]:
-  """Two values; of lists of sections, the fields that differ."""
-  lists = isinstance(old, list) and isinstance(new, list)
-  if not lists or len(old) != len(new):
+def _differences(old: Any, new: Any) -> tuple[Any, Any]:
+  """Returns two values, or of two lists of sections only the fields that differ."""
+  are_lists = isinstance(old, list) and isinstance(new, list)
+  if not are_lists or len(old) != len(new):
     return old, new
   pairs = list(zip(old, new, strict=True))
   if not all(isinstance(x, dict) for pair in pairs for x in pair):
     return old, new
 
-  def fields(one, other):
-    return {k: x for k, x in one.items() if x != other.get(k, _UNSET)}
+  def select(section, other):
+    return {k: x for k, x in section.items() if x != other.get(k, _UNSET)}
 
-  return [fields(a, b) for a, b in pairs], [fields(b, a) for a, b in pairs]
+  return [select(a, b) for a, b in pairs], [select(b, a) for a, b in pairs]
 
 
 def _check_num_steps(workdir: Path, old: int, config: ExperimentConfig) -> None:
@@ -194,10 +195,10 @@ def _check_num_steps(workdir: Path, old: int, config: ExperimentConfig) -> None:
 
 
 def check_writable(name: str, folder: Path) -> None:
-  """Checks that a folder exists or can be made, and can be written to.
+  """Checks that a folder exists or can be created, and can be written to.
 
   Raises:
-    ConfigError: it cannot be made or written to; the message starts with `name`.
+    ConfigError: it cannot be created or written to; the message starts with `name`.
   """
   existing = folder
   try:
@@ -233,7 +234,7 @@ def _read(workdir: Path) -> dict[str, Any]:
   except (FileNotFoundError, NotADirectoryError):
     raise ConfigError(
       f"workdir: no run in {workdir}, which has no {CONFIG}; train.py --workdir "
-      "makes one"
+      "creates one"
     ) from None
   except (ValueError, OSError) as error:
     raise ConfigError(f"workdir: cannot read {path}: {error}") from error
@@ -243,24 +244,24 @@ def _read(workdir: Path) -> dict[str, Any]:
 
 
 def make(workdir: Path) -> None:
-  """Makes the folder of a run, if it does not exist.
+  """Creates the folder of a run, if it does not exist.
 
   Raises:
-    ConfigError: it cannot be made.
+    ConfigError: it cannot be created.
   """
   try:
     workdir.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ConfigError(
-      f"workdir: {workdir} cannot be made: {error.strerror}"
+      f"workdir: {workdir} cannot be created: {error.strerror}"
     ) from error
 
 
 def write_config(workdir: Path, config: ExperimentConfig) -> None:
-  """Makes the folder and writes the config of its run.
+  """Creates the folder and writes the config of its run.
 
-  The file has every config field. It also has 'slots', the mechanism of each attention
-  module (a config may choose dense where the mechanism in its name cannot be used);
+  The file has all config fields. It also has 'slots', the mechanism of each attention
+  module (a config may choose dense if a module does not support its mechanism);
   'xla_flags', the compiler flags of this process; 'random_numbers', its random number
   generator; and 'device', its devices.
   """
@@ -284,7 +285,7 @@ def device(workdir: Path) -> str | None:
 def final_metrics(
   workdir: Path, config: ExperimentConfig
 ) -> dict[str, dict[str, Any]] | None:
-  """Returns split → metrics of a finished run; None if it has not finished."""
+  """Maps the splits of a finished run to its metrics; None if it has not finished."""
   records = [
     {name: value for name, value in record.items() if name != "seconds"}
     for record in metrics.read(workdir)
@@ -300,15 +301,15 @@ def last_step(workdir: Path, config: ExperimentConfig) -> int:
   return max((values["step"] for values in results.values()), default=0)
 
 
-def had_finished(workdir: Path, config: ExperimentConfig) -> str:
-  """Returns the message for a run that had finished before."""
+def finished_message(workdir: Path, config: ExperimentConfig) -> str:
+  """Returns the message for a run that has already finished."""
   last = last_step(workdir, config) or config.train.num_steps
   newest = newest_step(workdir)
-  lost = ""
+  remark = ""
   if newest < last:
-    there = f"the newest is of step {newest}" if newest else "there is none"
-    lost = f", but its last checkpoint is gone: {there}"
-  return f"{workdir}: had finished at step {last} before{lost}; nothing is left to train"
+    others = f"the newest is of step {newest}" if newest else "there is none"
+    remark = f", but its last checkpoint is gone: {others}"
+  return f"{workdir}: had finished at step {last} before{remark}; nothing is left to train"
 
 
 def summary(workdir: Path, results: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,10 +1,11 @@
 """The mechanisms as their papers define them: naive, in float64 NumPy.
 
 `attention.definitions.performer_attention` has the name and the arguments of
-`attention.performer_attention`, without dropout and the arguments that only affect the
-computation. It accepts what `np.asarray` accepts and returns float64. Each definition
-follows its paper and may use T×S memory. The fast functions are tested against the
-definitions and share no code with them. `recurrent` has the recurrences.
+`attention.performer_attention`, except for dropout and arguments that only affect the
+computation. It accepts whatever `np.asarray` accepts, and returns float64. Each
+definition follows its paper and may use T×S memory. The fast functions are tested
+against the definitions, and share no code with them. The recurrences are in
+`recurrent`.
 """
 
 from attention.definitions.additive import additive_attention

@@ -20,7 +20,8 @@ def additive_attention(
   bias: ArrayLike | None = None,
   **options: Any,
 ) -> shared.Result:
-  """Scores from a network with one hidden layer: softmax(v·tanh(W q + U k)) V.
+  """Attention scores from a network with one hidden layer: softmax(v·tanh(W q + U k))
+  V.
 
     e[t, s] = scale · vᵀ tanh(W q_t + U k_s) + bias[t, s]
     out[t] = Σ_s softmax_s(e[t, s]) v_s

@@ -41,18 +41,17 @@ def bigbird_attention(
   random_blocks: ArrayLike,
   **options: Any,
 ) -> shared.Result:
-  """Every query attends to the near, global and random blocks of its block.
+  """Every query attends to the neighbouring, global and random blocks of its block.
 
     out[t] = Σ_{s∈A(t)} softmax_{s∈A(t)}(scale · q_t · k_s) v_s
 
-  with the A(t) of `attended_blocks`. It is one softmax over the union: a block
-  that is listed twice, or is also near or global, counts once.
+  with the A(t) of `attended_blocks`. It is one softmax over the union: a block that is
+  listed twice, or is also a neighbour or global, counts once.
 
   Args:
     block_size: C; the last block has the remaining positions.
-    random_blocks: `[N, max(L−1, 0), R]`, the random blocks of every block
-      between the first and the last; a number outside [0, L], such as −1, stands
-      for no block.
+    random_blocks: `[N, max(L−1, 0), R]`, the random blocks of every block between the
+      first and the last; a number outside [0, L], such as −1, is ignored.
     **options: as `dense_attention`; is_causal must be False.
 
   Paper: Big Bird, section 2 and appendix D, arXiv:2007.14062.

@@ -27,8 +27,8 @@ def compressed_attention(
 ) -> Result:
   """One softmax over the last `window` keys and the entries of closed windows.
 
-  Of these, a query sees all, or the `top_k` of largest Σ_j w_tj relu(q_tj · k_i); of
-  equal ones the earlier. A window is closed when `stride` unmasked positions are in it.
+  A query sees all entries, or the `top_k` with the largest Σ_j w_tj relu(q_tj · k_i),
+  the earlier of equal ones. A window is closed once it has `stride` unmasked positions.
 
   Code: DeepSeek-V4 in transformers 5.24.0.
   """
@@ -36,18 +36,18 @@ def compressed_attention(
     raise ValueError("is_causal: expected True, got False")
   query, key, value, entries = shared.as_float64(query, key, value, entries)
   batch, length, heads, head_dim = query.shape
-  kept = shared.visible_tokens(mask, batch, length)
+  keep = shared.visible_tokens(mask, batch, length)
   values = entries
   if entry_values is not None:
     (values,) = shared.as_float64(entry_values)
-  keys = np.concatenate([shared.zero_hidden(key, kept), entries], axis=1)
-  values = np.concatenate([shared.zero_hidden(value, kept), values], axis=1)
+  keys = np.concatenate([shared.zero_masked(key, keep), entries], axis=1)
+  values = np.concatenate([shared.zero_masked(value, keep), values], axis=1)
   count = entries.shape[1]
   visible = np.zeros((batch, heads, length, length + count), bool)
   for b, t in np.ndindex(batch, length):
     near = slice(max(t - window + 1, 0), t + 1)
-    visible[b, :, t, near] = kept[b, near]
-    closed = range(kept[b, : t + 1].sum() // stride)
+    visible[b, :, t, near] = keep[b, near]
+    closed = range(keep[b, : t + 1].sum() // stride)
     if index_query is not None:
       a, k, w = (
         np.asarray(x, np.float64)
@@ -79,22 +79,22 @@ def compressed_entries(
 ) -> Result:
   """Entry i pools series a of window i + a + 1 − A by softmax, for each feature.
 
-  Windows are of unmasked positions; entries of windows that are not full are zeros.
+  Windows consist of unmasked positions. The entries of open windows are zeros.
 
   Code: DeepSeek-V4 in transformers 5.24.0.
   """
   rows, gates, bias = shared.as_float64(rows, gates, position_bias)
   batch, length, series = rows.shape[:3]
   size = len(bias)
-  kept = np.ones((batch, length), bool) if keep is None else np.asarray(keep)
+  keep = np.ones((batch, length), bool) if keep is None else np.asarray(keep)
   out = np.zeros((batch, length // size, *rows.shape[3:]))
   for b in range(batch):
-    places = np.flatnonzero(kept[b])
-    for i in range(len(places) // size):
+    positions = np.flatnonzero(keep[b])
+    for i in range(len(positions) // size):
       terms = [
         (
-          rows[b, places[first + j], a],
-          gates[b, places[first + j], a] + bias[j, a],
+          rows[b, positions[first + j], a],
+          gates[b, positions[first + j], a] + bias[j, a],
         )
         for a in range(series)
         for first in [(i + a + 1 - series) * size]

@@ -20,7 +20,7 @@ def delta_product_attention(
   normalize_keys: bool = False,
   **options: Any,
 ) -> Result | WithState:
-  """S ← S + β_r k_r (v_r − Sᵀ k_r)ᵀ for r = 1 … R, after one decay.
+  """Applies S ← S + β_r k_r (v_r − Sᵀ k_r)ᵀ for r = 1 … R, after one decay.
 
   Args:
     query: `[B, T, N, H]`.
@@ -28,7 +28,8 @@ def delta_product_attention(
     value: `[B, T, R, K, V]`.
     beta: `[B, T, R, N]`.
 
-  Others as in `delta_rule_attention`. Paper: arXiv:2502.10297, equation 3.
+  Other arguments are those of `delta_rule_attention`. Paper: arXiv:2502.10297, equation
+  3.
   """
   if normalize_keys:
     query, key = recurrent.unit(query), recurrent.unit(key)
@@ -67,15 +68,15 @@ def delta_product(
 ) -> Result:
   """Gated DeltaProduct: the last of R keys is `key`, the others come from `inputs`.
 
-  Values of a width other than V are used only in the last update. Paper:
-  arXiv:2502.10297, section 3.
+  Values whose width is not V are used only in the last update. Paper: arXiv:2502.10297,
+  section 3.
   """
 
-  def read(kernel):
+  def project(kernel):
     x = recurrent.linear(inputs, kernel, np.zeros(()), call=call)
     return x * recurrent.sigmoid(x)
 
-  def with_last(others, x):
+  def append(others, x):
     x = shared.repeat_heads(recurrent.zero_masked(x, call), others.shape[3])
     if others.shape[-1] != x.shape[-1]:
       others = np.zeros((*others.shape[:-1], x.shape[-1]))
@@ -88,8 +89,8 @@ def delta_product(
   return recurrent.call_packed(
     delta_product_attention,
     recurrent.unit(query),
-    recurrent.unit(with_last(read(other_key_kernel), key)),
-    with_last(read(other_value_kernel), value),
+    recurrent.unit(append(project(other_key_kernel), key)),
+    append(project(other_value_kernel), value),
     call,
     beta=max_rate * recurrent.sigmoid(rates),
     log_decay=-rate * np.logaddexp(0.0, steps),

@@ -76,8 +76,8 @@ def dense_attention(
   )
   if mask_mod is not None:
     for b, n, t in np.ndindex(batch, num_heads, length):
-      every_key = np.arange(key.shape[1])
-      visible[b, n, t] &= np.asarray(mask_mod(b, n, t, every_key), bool)
+      s = np.arange(key.shape[1])
+      visible[b, n, t] &= np.asarray(mask_mod(b, n, t, s), bool)
   bias = np.broadcast_to(0.0 if bias is None else bias, visible.shape)
   if relative_bias is None:
     relative_bias = np.zeros((num_heads, 1))
@@ -99,7 +99,7 @@ def dense_attention(
       raise ValueError("is_causal: expected True with log_forget, got False")
     (forget,) = shared.as_float64(log_forget)
     if mask is not None and np.shape(mask)[2] == 1:
-      # The mask is the same for all queries.
+      # A key mask, which is the same for all queries.
       forget = np.where(np.asarray(mask)[:, :, 0].swapaxes(1, 2), forget, 0.0)
     cum_log_forget = np.cumsum(forget, axis=1)
 
@@ -108,8 +108,8 @@ def dense_attention(
     if logits_soft_cap is not None:
       logits = logits_soft_cap * np.tanh(logits / logits_soft_cap)
     logits += scale * shared.at_distance(a_table[n], s - t) @ query[b, t, n]
-    by_key = shared.at_distance(c_table[n], s - t) * key[b, s, n]
-    logits += scale * by_key.sum(axis=-1)
+    key_products = shared.at_distance(c_table[n], s - t) * key[b, s, n]
+    logits += scale * key_products.sum(axis=-1)
     logits += shared.at_distance(b_table[n], s - t)
     if score_mod is not None:
       logits = np.asarray(score_mod(logits, b, n, t, s), np.float64)

@@ -10,7 +10,7 @@ from attention.definitions.dense import dense_attention
 
 
 def selected_keys(visible, index, top_k) -> tuple[np.ndarray, np.ndarray]:
-  """I `[B, T, S]`, −∞ for invisible keys, and a mask of the selected keys.
+  """The scores I `[B, T, S]`, −∞ for invisible keys, and a mask of the selected keys.
 
   I[t, s] = Σ_i w_ti · relu(q_ti · k_s)
   """
@@ -20,7 +20,7 @@ def selected_keys(visible, index, top_k) -> tuple[np.ndarray, np.ndarray]:
   products = np.maximum(np.einsum("btid,bsd->btis", query, key), 0.0)
   scores = np.einsum("bti,btis->bts", weight, products)
   scores = np.where(visible[:, 0], scores, -np.inf)
-  # A stable sort prefers the first of equal scores.
+  # A stable sort prefers the first of several equal scores.
   order = np.argsort(-scores, axis=-1, kind="stable")
   selected = np.zeros(scores.shape, bool)
   np.put_along_axis(selected, order[..., :top_k], True, axis=-1)
@@ -28,15 +28,17 @@ def selected_keys(visible, index, top_k) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _selected_blocks(visible, index, top_k, size):
+  """A mask `[B, T, S]` of the keys in the selected blocks and of those after them."""
   a, b, w = shared.as_float64(*index)
   selected = np.zeros(visible.shape, bool)
   for n, t in np.ndindex(visible.shape[:2]):
-    places = np.flatnonzero(visible[n, t])
-    whole = len(places) // size
-    scores = w[n, t] @ np.maximum(a[n, t] @ b[n, :whole].T, 0.0)
+    positions = np.flatnonzero(visible[n, t])
+    count = len(positions) // size
+    scores = w[n, t] @ np.maximum(a[n, t] @ b[n, :count].T, 0.0)
     best = np.argsort(-scores, kind="stable")[:top_k]
-    chosen = [i for m in best for i in range(m * size, (m + 1) * size)]
-    selected[n, t, places[[*chosen, *range(whole * size, len(places))]]] = True
+    ranks = [i for m in best for i in range(m * size, (m + 1) * size)]
+    ranks += range(count * size, len(positions))
+    selected[n, t, positions[ranks]] = True
   return selected
 
 
@@ -60,10 +62,10 @@ def dsa_attention(
     index_query: q, `[B, T, I, D]`.
     index_key: k, `[B, S, D]`.
     index_weight: w, `[B, T, I]`.
-    top_k: number of keys per query; of equal scores, the earlier one is taken.
-    index_block_size: with m above 1, `index_key` has a row for each m unmasked keys,
-      and a query attends to `top_k` of these blocks before it and to the keys after
-      them (code of Qwen4-Exp and GLM-5.3-Flash in transformers 5.24.0).
+    top_k: the number of keys per query; of several equal scores, the first is selected.
+    index_block_size: if m is above 1, `index_key` has a row for every m unmasked keys,
+      and a query attends to `top_k` of the whole blocks before it and to the keys after
+      these blocks (code of Qwen4-Exp and GLM-5.3-Flash in transformers 5.24.0).
     scale: factor of the logits; None is 1/√H.
     is_causal: whether query t sees only keys s ≤ t.
     **options: mask and segments.

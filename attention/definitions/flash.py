@@ -1,7 +1,6 @@
-"""FlashAttention (Dao et al., 2022): an algorithm, not another definition.
+"""FlashAttention (Dao et al., 2022), which computes dense attention exactly.
 
-It computes `dense_attention` exactly, block by block: theorem 1 of
-arXiv:2205.14135.
+See theorem 1 of arXiv:2205.14135.
 """
 
 from attention.definitions.dense import dense_attention

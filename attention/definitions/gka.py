@@ -26,15 +26,15 @@ def gka_attention(
   return_state: bool = False,
   **options: Any,
 ) -> Result | tuple[Result, Float64[np.ndarray, "B N H X"]]:
-  """Ridge regression from keys to values, and a query mixed with its solution.
+  """Ridge regression from keys to values, read by a mixture of solution and query.
 
     H_t = e^g_t H_{t−1} + β_t k_t k_tᵀ        U_t = e^g_t U_{t−1} + β_t k_t v_tᵀ
     x_t = (H_t + r ‖H_t‖_F I)⁻¹ q_t
     out_t = scale · U_tᵀ (α_t x_t + (1 − α_t) q_t)
 
   with r = `ridge_ratio`, and α = 0 at masked positions. The paper's U is the transpose
-  of this one. The result is 0 where H is. States are [H, U] `[B, N, H, H+V]`. Other
-  arguments: as in `delta_rule_attention`.
+  of this one. The result is 0 if H is 0. States are [H, U] `[B, N, H, H+V]`. Other
+  arguments are those of `delta_rule_attention`.
 
   Paper: arXiv:2511.21016, section 4.
   """
@@ -43,7 +43,9 @@ def gka_attention(
   arrays = query, key, value, log_decay, beta, alpha
   query, key, value, g, beta, alpha = shared.as_float64(*arrays)
   options["num_segments"] = num_segments
-  begins, seen, which = recurrent.starts(*query.shape[:2], **options)
+  is_start, visible, segment = recurrent.segment_starts(
+    *query.shape[:2], **options
+  )
   num_heads = max(x.shape[2] for x in (query, key, value))
   query, key, value = (
     shared.repeat_heads(x, num_heads) for x in (query, key, value)
@@ -55,10 +57,10 @@ def gka_attention(
   out = np.zeros(value.shape)
   for at in np.ndindex(batch, length, num_heads):
     b, t, n = at
-    own, mix = state[b, which[b, t], n], 0.0
-    if begins[b, t]:
+    own, mix = state[b, segment[b, t], n], 0.0
+    if is_start[b, t]:
       own[:] = 0.0
-    if seen[b, t]:
+    if visible[b, t]:
       k, v, mix = key[at], value[at], alpha[at]
       update = beta[at] * np.outer(k, np.concatenate([k, v]))
       own[:] = np.exp(g[at]) * own + update

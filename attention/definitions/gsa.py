@@ -30,8 +30,8 @@ def gsa_attention(
     K_t = diag(e^g_t) K_{t−1} + s_t k_tᵀ        V_t = diag(e^g_t) V_{t−1} + s_t v_tᵀ
     out_t = V_tᵀ softmax(scale · K_t q_t)
 
-  g is `log_decay` and s `slot_weights`, each `[B, T, N, M]`; states are [K, V]
-  `[B, N, M, H+V]`. Other arguments and results as in `delta_rule_attention`.
+  g is `log_decay` and s is `slot_weights`, each `[B, T, N, M]`; states are [K, V]
+  `[B, N, M, H+V]`. Other arguments and results are those of `delta_rule_attention`.
   Paper: arXiv:2409.07146, section 3.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
@@ -41,15 +41,15 @@ def gsa_attention(
   )
   batch, length, _, head_dim = query.shape
   options = mask, is_causal, segment_ids, num_segments
-  begins, visible, which = recurrent.starts(batch, length, *options)
+  is_start, visible, segment = recurrent.segment_starts(batch, length, *options)
   shape = batch, num_heads, slots.shape[3], head_dim + value.shape[3]
   state = recurrent.first_state(initial_state, shape, num_segments)
   scale = shared.logit_scale(scale, head_dim)
   out = np.zeros(value.shape)
   for at in np.ndindex(batch, length, num_heads):
     b, t, n = at
-    own = state[b, which[b, t], n]
-    if begins[b, t]:
+    own = state[b, segment[b, t], n]
+    if is_start[b, t]:
       own[:] = 0.0
     if visible[b, t]:
       own *= np.exp(decay[at])[:, None]
@@ -72,7 +72,7 @@ def gsa(
   scale: float | None = None,
   **call: Any,
 ) -> Result:
-  """Decays are e^g = σ(inputs · W)^(1/temperature), and slots take 1 − e^g.
+  """GSA with the decays e^g = σ(inputs · W)^(1/temperature) and slot weights 1 − e^g.
 
   W is `gate_kernel` `[F, N, M]`, and `scale` None is 1. Paper: arXiv:2409.07146,
   section 3.

@@ -29,7 +29,7 @@ def latent_attention(
     key_kernel: W_K, `[R, N, C]`.
     value_kernel: W_V, `[R, N, V]`.
     shared_key: r, `[B, S, P]`, the same for all heads; None is P = 0.
-    value: `[B, S, K, V]`, replaces v; query head n reads head n // (N/K).
+    value: `[B, S, K, V]`, replaces v; query head n uses head n // (N/K).
     **options: as `dense_attention`.
 
   Paper: DeepSeek-V2, section 2.1, equations 9 to 19, arXiv:2405.04434.

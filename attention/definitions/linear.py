@@ -41,7 +41,7 @@ def linear_attention(
 
   Args:
     feature_map: φ with φ(q)·φ(k) ≥ 0, from `[..., H]` to `[..., M]`.
-    scale: None means φ(x), as in the paper; else φ(√scale · x).
+    scale: None means φ(x), as in the paper; a number means φ(√scale · x).
     **options: mask and is_causal as in `dense_attention`.
 
   Paper: Transformers are RNNs, equations 5 and 9, arXiv:2006.16236.
@@ -49,8 +49,8 @@ def linear_attention(
   query, key, value = shared.as_float64(query, key, value)
   root = 1.0 if scale is None else np.sqrt(np.asarray(scale))
   visible = shared.visible_pairs(query, key, **options)
-  # Features of masked keys are computed too, so NaN must be removed.
-  key = shared.zero_hidden(key, np.any(visible, axis=(1, 2)))
+  # Features of masked keys are also computed, so NaN must be removed.
+  key = shared.zero_masked(key, np.any(visible, axis=(1, 2)))
   queries, keys = shared.as_float64(
     feature_map(root * query), feature_map(root * key)
   )

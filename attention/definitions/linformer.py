@@ -48,7 +48,7 @@ def linformer_attention(
     for x in (E, F)
   )
   visible = shared.visible_tokens(mask, batch, source_length)
-  keys = np.einsum("KSR,BSKH->BRKH", E, shared.zero_hidden(key, visible))
-  values = np.einsum("KSR,BSKV->BRKV", F, shared.zero_hidden(value, visible))
+  keys = np.einsum("KSR,BSKH->BRKH", E, shared.zero_masked(key, visible))
+  values = np.einsum("KSR,BSKV->BRKV", F, shared.zero_masked(value, visible))
   any_key = np.any(visible, axis=1)[:, None, None, None]
   return dense_attention(query, keys, values, mask=any_key, scale=scale)

@@ -23,8 +23,8 @@ def lsh_visible_sets(
     h_r(j) = argmax [q_j R_r; −q_j R_r],        P_i = ∪_r P_i^(r) \ {i}
 
   Round r sorts the tokens by (bucket, position) and splits them into chunks of C.
-  P_i^(r) has the tokens of i's bucket in i's chunk or in the previous one. In causal
-  calls it has the last C tokens of i's bucket up to and including i. A token that sees
+  P_i^(r) has the tokens of i's bucket in i's chunk or the previous chunk. In causal
+  calls, it has the last C tokens of i's bucket up to and including i. A token that sees
   no other token sees itself, and a masked token sees nothing. Tokens of different
   segments never share a bucket.
   """
@@ -33,22 +33,24 @@ def lsh_visible_sets(
   past = np.tri(length, dtype=bool)
   for rotation in rotations:
     products = vectors @ rotation
-    both = np.concatenate([products, -products], axis=-1)
-    bucket = both.argmax(axis=-1) if both.size else np.zeros(length, int)
-    alike = (bucket[:, None] == bucket) & (segments[:, None] == segments)
-    alike &= unmasked[:, None] & unmasked
+    products = np.concatenate([products, -products], axis=-1)
+    bucket = np.zeros(length, int)
+    if products.size:
+      bucket = products.argmax(axis=-1)
+    same_bucket = (bucket[:, None] == bucket) & (segments[:, None] == segments)
+    same_bucket &= unmasked[:, None] & unmasked
     if is_causal:
-      rank = (alike & past).sum(axis=-1)
-      near = past & (rank[:, None] - rank < chunk_size)
+      rank = (same_bucket & past).sum(axis=-1)
+      is_near = past & (rank[:, None] - rank < chunk_size)
     else:
       # Masked tokens are sorted to the end.
-      in_order = np.lexsort((bucket, segments, ~unmasked))
-      chunk = np.argsort(in_order) // chunk_size
-      near = np.isin(chunk[:, None] - chunk, (0, 1))
-    sets |= alike & near
-  itself = np.eye(length, dtype=bool)
-  sees_others = (sets & ~itself).any(axis=-1, keepdims=True)
-  return sets & ~(itself & sees_others)
+      order = np.lexsort((bucket, segments, ~unmasked))
+      chunk = np.argsort(order) // chunk_size
+      is_near = np.isin(chunk[:, None] - chunk, (0, 1))
+    sets |= same_bucket & is_near
+  diagonal = np.eye(length, dtype=bool)
+  sees_others = (sets & ~diagonal).any(axis=-1, keepdims=True)
+  return sets & ~(diagonal & sees_others)
 
 
 def lsh_attention(
@@ -77,10 +79,10 @@ def lsh_attention(
     mask: token mask, broadcastable to `[B, 1, 1, T]`.
     is_causal: token i sees only j ≤ i.
     key_segment_ids: `[B, T]`; a token sees only its own segment.
-    **options: scale, and query_segment_ids, equal to key_segment_ids; a token whose
+    **options: scale, and query_segment_ids, which equal key_segment_ids; a token whose
       two ids differ sees nothing.
 
-  Departs from the paper: the causal form counts distances inside the bucket, and the
+  It departs from the paper: the causal form counts distances within the bucket, and the
   first chunk does not attend to the last one.
 
   Paper: Reformer, section 2, arXiv:2001.04451.
@@ -88,14 +90,14 @@ def lsh_attention(
   query, rotations = shared.as_float64(query, rotations)
   batch, length, num_heads, _ = query.shape
   unmasked = shared.visible_tokens(mask, batch, length)
-  query = shared.zero_hidden(query, unmasked)
+  query = shared.zero_masked(query, unmasked)
   norms = np.linalg.norm(query, axis=-1, keepdims=True)
   key = query / np.where(norms == 0, 1, norms)
   ids = np.zeros(()) if key_segment_ids is None else key_segment_ids
   segments = np.broadcast_to(ids, (batch, length))
   visible = np.zeros((batch, num_heads, length, length), bool)
   for b, n in np.ndindex(batch, num_heads):
-    here = query[b, :, n], unmasked[b], segments[b]
-    visible[b, n] = lsh_visible_sets(*here, rotations, chunk_size, is_causal)
+    example = query[b, :, n], unmasked[b], segments[b]
+    visible[b, n] = lsh_visible_sets(*example, rotations, chunk_size, is_causal)
   options |= {"mask": visible, "key_segment_ids": key_segment_ids}
   return dense_attention(query, key, value, **options)

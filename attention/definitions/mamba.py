@@ -23,9 +23,9 @@ def mamba_attention(
   """h_t = e^(Δ_t A) ∘ h_{t−1} + B_t (Δ_t ∘ x_t)ᵀ, out = scale · h_tᵀ C_t.
 
   C, B and x are `query`, `key` and `value`, Δ is `step` `[B, T, N, V]` and A is
-  −e^`log_rate` `[N, H, V]`. Other arguments as in `delta_rule_attention`, but `scale`
-  None is 1. Paper: arXiv:2312.00752, equations 2a and 2b; Δ_t B_t as in its code, where
-  equation 4 has (e^(Δ_t A) − 1) / A · B_t.
+  −e^`log_rate` `[N, H, V]`. Other arguments are those of `delta_rule_attention`, but
+  `scale` None is 1. Paper: arXiv:2312.00752, equations 2a and 2b. Δ_t B_t is from its
+  code; equation 4 has (e^(Δ_t A) − 1) / A · B_t instead.
   """
   step, log_rate, value = shared.as_float64(step, log_rate, value)
   num_heads = len(log_rate)
@@ -49,9 +49,9 @@ def mamba(
   norm_epsilon: float | None = None,
   **call: Any,
 ) -> Result:
-  """S6 of inputs x, the queries, with the parameters of `attention.mamba`.
+  """S6 of inputs x, which are the queries, with the parameters of `attention.mamba`.
 
-  Paper: arXiv:2312.00752, algorithm 2; with `norm_epsilon` as in Falcon Mamba.
+  Paper: arXiv:2312.00752, algorithm 2; `norm_epsilon` is that of Falcon Mamba.
   """
   names = "step_down", "step_up", "step_bias", "key_kernel", "query_kernel"
   w1, w2, bias, b, c, log_rate, skip = shared.as_float64(
@@ -84,5 +84,5 @@ def mamba(
     step=step,
     log_rate=log_rate,
   )
-  _, same = recurrent.seen_positions(call, *x.shape[:2])
-  return out + skip * value * same[:, :, None, None]
+  _, in_segment = recurrent.unmasked_positions(call, *x.shape[:2])
+  return out + skip * value * in_segment[:, :, None, None]

@@ -34,13 +34,13 @@ def mamba3(
   batch, length, num_heads, head_dim = np.shape(query)
   assert phi.shape[1] == int(head_dim * rotary_fraction) // 2
 
-  def read(kernel):
+  def project(kernel):
     return recurrent.linear(inputs, kernel, np.zeros(()), call=call)
 
-  step = np.logaddexp(0.0, read(w) + b)
-  decay = np.exp(-step * np.maximum(np.logaddexp(0.0, read(a)), 1e-4))
-  mix = recurrent.sigmoid(read(m))
-  rotation = np.pi * np.tanh(read(phi))[:, :, None] * step[..., None]
+  step = np.logaddexp(0.0, project(w) + b)
+  decay = np.exp(-step * np.maximum(np.logaddexp(0.0, project(a)), 1e-4))
+  mix = recurrent.sigmoid(project(m))
+  rotation = np.pi * np.tanh(project(phi))[:, :, None] * step[..., None]
   query = np.asarray(query, np.float64) + query_bias
   key, value = (
     shared.repeat_heads(recurrent.zero_masked(x, call), num_heads)
@@ -48,7 +48,7 @@ def mamba3(
   )
   key = key + key_bias
   scale = 1.0 if scale is None else scale
-  kept, same = recurrent.seen_positions(call, batch, length)
+  keep, in_segment = recurrent.unmasked_positions(call, batch, length)
   ids = call.get("key_segment_ids")
   out = np.zeros((batch, length, num_heads, value.shape[3]))
   for i, n in np.ndindex(batch, num_heads):
@@ -57,7 +57,7 @@ def mamba3(
     for t in range(length):
       if t and ids is not None and ids[i, t] != ids[i, t - 1]:
         state, update = 0.0 * state, 0.0 * state
-      if kept[i, t]:
+      if keep[i, t]:
         angle = angle + rotation[i, t, n]
         previous, update = (
           update,
@@ -66,13 +66,13 @@ def mamba3(
         d = step[i, t, n]
         state = decay[i, t, n] * (state + (1 - mix[i, t, n]) * d * previous)
         state = state + mix[i, t, n] * d * update
-      read_out = state.T @ _rotate(query[i, t, n], angle)
-      out[i, t, n] = scale * read_out + skip[n] * value[i, t, n]
-  return out * same[:, :, None, None]
+      result = state.T @ _rotate(query[i, t, n], angle)
+      out[i, t, n] = scale * result + skip[n] * value[i, t, n]
+  return out * in_segment[:, :, None, None]
 
 
 def _rotate(x, angle):
-  """Rotates the first neighbouring pairs of `x`, as complex numbers, by `angle`."""
+  """Rotates leading pairs of neighbouring features, as complex numbers, by `angle`."""
   size = 2 * len(angle)
   z = (x[:size:2] + 1j * x[1:size:2]) * np.exp(1j * angle)
   return np.concatenate([np.stack([z.real, z.imag], -1).ravel(), x[size:]])

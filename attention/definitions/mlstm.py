@@ -29,9 +29,9 @@ def mlstm_attention(
     C_t = e^g_t C_{t−1} + e^i_t k_t v_tᵀ        n_t = e^g_t n_{t−1} + e^i_t k_t
     out_t = C_tᵀ q_t / (max(|n_tᵀ q_t|, 1) + ε e^m_t)        m_t = max(g_t + m_{t−1}, i_t)
 
-  g is `log_decay`, i is `log_input`, each `[B, T, N]`, ε is `epsilon`; queries are
-  multiplied by `scale`, None is 1/√H. The state is C e^(−m) `[B, N, H, V]`, n e^(−m)
-  `[B, N, H]` and m `[B, N]`, which starts from 0. Other arguments as in
+  g is `log_decay` and i is `log_input`, each `[B, T, N]`, and ε is `epsilon`. Queries
+  are multiplied by `scale`; None is 1/√H. The state is C e^(−m) `[B, N, H, V]`, n
+  e^(−m) `[B, N, H]` and m `[B, N]`, which starts at 0. Other arguments are those of
   `delta_rule_attention`. Paper: arXiv:2405.04517, equations 19 to 21 and 25 to 27.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
@@ -42,7 +42,7 @@ def mlstm_attention(
   log_decay, log_input = shared.as_float64(log_decay, log_input)
   batch, length, _, head_dim = query.shape
   query = query * shared.logit_scale(scale, head_dim)
-  begins, visible, _ = recurrent.starts(
+  is_start, visible, _ = recurrent.segment_starts(
     batch, length, mask, is_causal, segment_ids
   )
   heads = batch, num_heads
@@ -58,7 +58,7 @@ def mlstm_attention(
     n += normaliser * np.exp(m)[..., None]
   out = np.zeros((batch, length, num_heads, value.shape[3]))
   for b, h, t in np.ndindex(batch, num_heads, length):
-    if begins[b, t]:
+    if is_start[b, t]:
       c[b, h], n[b, h], m[b, h] = 0.0, 0.0, 0.0
     if visible[b, t]:
       at = b, t, h
@@ -84,7 +84,8 @@ def mlstm(
 ) -> Result:
   """MLSTM with the parameters of `attention.mlstm`.
 
-  Paper: arXiv:2405.04517, equations 25 and 26; the cap of arXiv:2503.13427.
+  Paper: arXiv:2405.04517, equations 25 and 26; the soft cap is that of
+  arXiv:2503.13427.
   """
 
   def gate(name):

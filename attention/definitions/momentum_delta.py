@@ -31,8 +31,8 @@ def momentum_delta_attention(
     M_t = e^h_t M_{t−1} + η_t k_t (v_t − e^g_t S_{t−1}ᵀ k_t)ᵀ
     S_t = e^g_t S_{t−1} + β_t M_t        out_t = scale · S_tᵀ q_t
 
-  with h = `momentum_decay`. The paper's M has the other sign. States are S above M
-  `[B, N, 2H, V]`. Other arguments: as in `delta_rule_attention`.
+  with h = `momentum_decay`. The paper's M has the opposite sign. States are S and M,
+  concatenated to `[B, N, 2H, V]`. Other arguments are those of `delta_rule_attention`.
 
   Paper: arXiv:2605.05838.
   """
@@ -41,7 +41,9 @@ def momentum_delta_attention(
   arrays = query, key, value, beta, eta, log_decay, momentum_decay
   query, key, value, beta, eta, g, h = shared.as_float64(*arrays)
   options["num_segments"] = num_segments
-  begins, seen, which = recurrent.starts(*query.shape[:2], **options)
+  is_start, visible, segment = recurrent.segment_starts(
+    *query.shape[:2], **options
+  )
   num_heads = max(x.shape[2] for x in (query, key, value))
   query, key, value = (
     shared.repeat_heads(x, num_heads) for x in (query, key, value)
@@ -53,16 +55,16 @@ def momentum_delta_attention(
   out = np.zeros(value.shape)
   for at in np.ndindex(batch, length, num_heads):
     b, t, n = at
-    own = state[b, which[b, t], n]
-    if begins[b, t]:
+    own = state[b, segment[b, t], n]
+    if is_start[b, t]:
       own[:] = 0.0
     memory, momentum = own[:head_dim], own[head_dim:]
-    if seen[b, t]:
+    if visible[b, t]:
       error = value[at] - np.exp(g[at]) * (memory.T @ key[at])
       momentum[:] *= np.exp(h[at])
       momentum[:] += eta[at] * np.outer(key[at], error)
       memory[:] = np.exp(g[at]) * memory + beta[at] * momentum
-    if seen[b, t] or num_segments is None:
+    if visible[b, t] or num_segments is None:
       out[at] = scale * (memory.T @ query[at])
   state = state[:, 0] if num_segments is None else state
   return (out, state) if return_state else out
@@ -78,14 +80,15 @@ def momentum_delta(
   log_correction: ArrayLike,
   **call: Any,
 ) -> Result:
-  """Momentum DeltaNet: gates from an angle θ, and a query less its key.
+  """Momentum DeltaNet, with gates from an angle θ, and a multiple of k subtracted from
+  q.
 
     η = 1 + tanh(inputs · W_η / √F)        θ = arctan(η e^f)
     β = sin²θ σ(inputs · W_β)              g = log cos²θ − e^A softplus(inputs · W_a + b)
     h = max(−e^B softplus(inputs · W_m + c), −2)
 
-  f is `log_factor` `[N]`. The query q − e^d k, with d = `log_correction` `[N]`, and the
-  key are normalised to length 1. Paper: arXiv:2605.05838.
+  f is `log_factor` `[N]`. The queries are q − e^d k with d = `log_correction` `[N]`.
+  Queries and keys are normalised to length 1. Paper: arXiv:2605.05838.
   """
   zero, width = np.zeros(()), np.shape(inputs)[-1]
   kernels = (call.pop(f"{name}_kernel") for name in ("eta", "rate"))

@@ -23,7 +23,7 @@ def nsa_attention(
   is_causal: bool = True,
   scale: float | ArrayLike | None = None,
 ) -> Result:
-  """Compressed, selected and near keys, with one gate for each of the three.
+  """Attention to compressed, selected and near keys, each with its own gate.
 
   Paper: arXiv:2502.11089, equations 5 to 11.
   """
@@ -34,35 +34,35 @@ def nsa_attention(
   batch, length, num_heads, head_dim = query.shape
   kv_heads, size = w.shape
   per_key_head = num_heads // kv_heads
-  kept = shared.visible_tokens(mask, batch, length)
-  key, value = (shared.zero_hidden(x, kept) for x in (key, value))
+  keep = shared.visible_tokens(mask, batch, length)
+  key, value = (shared.zero_masked(x, keep) for x in (key, value))
   scale = shared.logit_scale(scale, head_dim)
   out = np.zeros((batch, length, num_heads, value.shape[3]))
   for b, k, t in np.ndindex(batch, kv_heads, length):
     heads = slice(k * per_key_head, (k + 1) * per_key_head)
     q, keys, values = query[b, t, heads], key[b, :, k], value[b, :, k]
     starts = [
-      s for s in range(0, t + 2 - size, stride) if kept[b, s : s + size].any()
+      s for s in range(0, t + 2 - size, stride) if keep[b, s : s + size].any()
     ]
     importance = np.zeros(t // block_size + 1)
     if starts:
-      small = [w[k] @ keys[s : s + size] for s in starts]
-      read = np.array([u[k] @ values[s : s + size] for s in starts])
-      p = shared.softmax(scale * q @ np.array(small).T)
-      out[b, t, heads] += g[b, t, heads, :1] * (p @ read)
+      keys_c = np.array([w[k] @ keys[s : s + size] for s in starts])
+      values_c = np.array([u[k] @ values[s : s + size] for s in starts])
+      p = shared.softmax(scale * q @ keys_c.T)
+      out[b, t, heads] += g[b, t, heads, :1] * (p @ values_c)
       for s, weight in zip(starts, p.sum(axis=0), strict=True):
         for unit in range(s, s + size, stride):
           if unit // block_size < len(importance):
             importance[unit // block_size] += weight
     fixed = [0, len(importance) - 1, max(len(importance) - 2, 0)]
     importance[fixed] = np.inf
-    chosen = np.argsort(-importance, kind="stable")[:num_blocks]
+    blocks = np.argsort(-importance, kind="stable")[:num_blocks]
     position = np.arange(t + 1)
-    for i, seen in (
-      (1, np.isin(position // block_size, chosen)),
+    for i, visible in (
+      (1, np.isin(position // block_size, blocks)),
       (2, position > t - window),
     ):
-      seen = np.flatnonzero(seen & kept[b, : t + 1])
-      p = shared.softmax(scale * q @ keys[seen].T)
-      out[b, t, heads] += g[b, t, heads, i : i + 1] * (p @ values[seen])
-  return shared.zero_hidden(out, kept)
+      s = np.flatnonzero(visible & keep[b, : t + 1])
+      p = shared.softmax(scale * q @ keys[s].T)
+      out[b, t, heads] += g[b, t, heads, i : i + 1] * (p @ values[s])
+  return shared.zero_masked(out, keep)

@@ -9,11 +9,11 @@ from attention.definitions import shared
 def iterated_inverse(
   matrix: np.ndarray, iterations: int, norm: float | None = None
 ) -> np.ndarray:
-  """A⁺ by the paper's iteration of order 3.
+  """Computes A⁺ by the paper's iteration of order 3.
 
   Z₀ = Aᵀ / (‖A‖₁ ‖A‖∞),    Z ← ¼ Z (13 I − A Z (15 I − A Z (7 I − A Z)))
 
-  where `norm`, if given, replaces ‖A‖₁.
+  If `norm` is given, it replaces ‖A‖₁.
   """
   A, eye = matrix, np.eye(len(matrix))
   largest = np.linalg.norm(A, 1) if norm is None else norm
@@ -27,7 +27,7 @@ def iterated_inverse(
 def landmark_runs(tokens: np.ndarray, num_landmarks: int) -> list[np.ndarray]:
   """Splits n tokens into L runs: the token of rank r is in run floor(r·L/n).
 
-  Empty runs, which exist if L > n, are left out.
+  Empty runs, which exist if L > n, are omitted.
   """
   run = np.arange(len(tokens)) * num_landmarks // max(len(tokens), 1)
   return [tokens[run == i] for i in np.unique(run)]
@@ -50,14 +50,14 @@ def nystrom_attention(
     F = softmax(scale · Q K̃ᵀ),  A = softmax(scale · Q̃ K̃ᵀ)
     B = softmax(scale · Q̃ Kᵀ),  out = F · A⁺ · (B V)
 
-  with the A⁺ of `iterated_inverse` and the runs of `landmark_runs`. Masked tokens are
-  excluded from the runs and from the keys of B. A masked query still has its row of F.
-  If all tokens of an example are masked, its results are zeros.
+  with the A⁺ of `iterated_inverse` and the runs of `landmark_runs`. Runs and the keys
+  of B exclude masked tokens; rows of F include masked queries. If all tokens of an
+  example are masked, its results are zeros.
 
   Args:
     num_landmarks: L.
-    pinv_iterations: number of iterations for A⁺.
-    shared_start: whether all matrices start with the largest ‖A‖₁ in the batch.
+    pinv_iterations: the number of iterations for A⁺.
+    shared_start: whether Z₀ of all matrices has the largest ‖A‖₁ in the batch.
     mask: key mask, broadcastable to `[B, 1, 1, S]`.
     is_causal: must be False, because landmarks include later tokens.
     scale: factor of the logits; None is 1/√H.
@@ -94,7 +94,7 @@ def nystrom_attention(
 def depthwise_convolution(
   value: ArrayLike, kernel: ArrayLike, *, mask: ArrayLike | None = None
 ) -> shared.Result:
-  """The convolution of values along the length that the paper's code adds.
+  """The convolution of values along the sequence that the paper's code adds.
 
     out[t] = Σ_j kernel[j, n] · v_{t + j − ⌊R/2⌋}        over visible positions
 
@@ -104,7 +104,7 @@ def depthwise_convolution(
   size, num_heads = kernel.shape
   length = value.shape[1]
   visible = shared.visible_tokens(mask, *value.shape[:2])
-  value = shared.repeat_heads(shared.zero_hidden(value, visible), num_heads)
+  value = shared.repeat_heads(shared.zero_masked(value, visible), num_heads)
   before, after = size // 2, (size - 1) // 2
   value = np.pad(value, [(0, 0), (before, after), (0, 0), (0, 0)])
   terms = [kernel[j, :, None] * value[:, j : j + length] for j in range(size)]

@@ -20,7 +20,7 @@ def path_attention(
   query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
 ) -> shared.Result:
-  """Softmax attention to keys transformed by the Householder products after them.
+  """Softmax attention to keys transformed by the products of all later reflections H.
 
     score_ts = scale · q_tᵀ H_t H_{t−1} ⋯ H_{s+1} k_s + Σ_{s<u≤t} log f_u
     out_t = Σ_{s≤t} softmax_s(score_ts) v_s              H_j = I − β_j w_j w_jᵀ
@@ -49,11 +49,11 @@ def path_attention(
     log_forget = np.zeros(np.shape(query)[:3])
   arrays = shared.as_float64(query, key, value, householder, beta, log_forget)
   batch, length, num_heads, head_dim = arrays[0].shape
-  seen = shared.visible_tokens(mask, batch, length)
+  keep = shared.visible_tokens(mask, batch, length)
   # Masked positions may have any content.
   query, (key, value, w, rate, forget) = (
     arrays[0],
-    (shared.zero_hidden(x, seen) for x in arrays[1:]),
+    (shared.zero_masked(x, keep) for x in arrays[1:]),
   )
   key, w, rate = (shared.repeat_heads(x, num_heads) for x in (key, w, rate))
   scores = np.zeros((batch, num_heads, length, length))

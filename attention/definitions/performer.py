@@ -54,8 +54,8 @@ def performer_attention(
   query, key, value = shared.as_float64(query, key, value)
   root = np.sqrt(shared.logit_scale(scale, query.shape[3]))
   visible = shared.visible_pairs(query, key, **options)
-  # Features of masked keys are computed too, so NaN must be removed.
-  key = shared.zero_hidden(key, np.any(visible, axis=(1, 2)))
+  # Features of masked keys are also computed, so NaN must be removed.
+  key = shared.zero_masked(key, np.any(visible, axis=(1, 2)))
   log_queries = log_random_features(root * query, projection, kernel)
   log_keys = log_random_features(root * key, projection, kernel)
   log_keys = shared.repeat_heads(log_keys, query.shape[2])

@@ -38,7 +38,7 @@ def precond_delta_attention(
 
   r is `square_rate` and a is `square_decay`, each `[B, T, N]`, c is `center` `[N]`, and
   x is `squash`. States are (S, A) `[B, N, H, V]`, `[B, N, H]`. Other arguments and
-  results as in `delta_rule_attention`. Paper: arXiv:2604.21100.
+  results are those of `delta_rule_attention`. Paper: arXiv:2604.21100.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
   if normalize_keys:
@@ -51,7 +51,7 @@ def precond_delta_attention(
   rates = beta, square_rate, square_decay, center
   beta, rate, a, center = shared.as_float64(*rates)
   g = recurrent.decays(log_decay, query)
-  begins, visible, _ = recurrent.starts(
+  is_start, visible, _ = recurrent.segment_starts(
     batch, length, mask, is_causal, segment_ids
   )
   memory = np.zeros((batch, num_heads, head_dim, value.shape[3]))
@@ -63,16 +63,16 @@ def precond_delta_attention(
   out = np.zeros(value.shape)
   for at in np.ndindex(batch, length, num_heads):
     b, t, n = at
-    if begins[b, t]:
+    if is_start[b, t]:
       memory[b, n], squares[b, n] = 0.0, 0.0
     if visible[b, t]:
       k = key[at]
       squares[b, n] = np.exp(a[at]) * squares[b, n] + rate[at] * k**2
       rho = np.log(squares[b, n] + epsilon) - center[n]
-      written = k * squash ** (-rho / (1.0 + np.abs(rho)))
+      p = k * squash ** (-rho / (1.0 + np.abs(rho)))
       decayed = np.exp(g[at])[:, None] * memory[b, n]
       error = value[at] - decayed.T @ k
-      memory[b, n] = decayed + beta[at] * np.outer(written, error)
+      memory[b, n] = decayed + beta[at] * np.outer(p, error)
     out[at] = scale * (memory[b, n].T @ query[at])
   return (out, (memory, squares)) if return_state else out
 
@@ -87,7 +87,8 @@ def precond_delta(
   squash: float = 1.5,
   **call: Any,
 ) -> Result:
-  """Gates as in `gated_delta`, those of the squares from parameters of their own.
+  """Preconditioned DeltaNet: gates as in `gated_delta`, with extra ones for the
+  squares.
 
   Paper: arXiv:2604.21100.
   """

@@ -1,8 +1,9 @@
-"""Recurrences, position by position: the two rules, and the mechanisms.
+"""Recurrences, position by position: gated linear attention, delta rules, and
+mechanisms.
 
 `gated_linear_attention` and `delta_rule_attention` take decays and β as arguments. The
-other functions compute those of their papers from `inputs` `[B, T, F]`; their `**call`
-has mask, is_causal, scale and both segment ids.
+other functions compute them from `inputs` `[B, T, F]` as in their papers; their
+`**call` has mask, is_causal, scale and both segment ids.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def gated_linear_attention(
 
     S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ        out_t = scale · S_tᵀ q_t
 
-  with g = `log_decay`. Other arguments and results: as in `delta_rule_attention`.
+  with g = `log_decay`. Other arguments and results are those of `delta_rule_attention`.
 
   Paper: arXiv:2312.06635, equation 3; arXiv:2307.08621, equation 6.
   """
@@ -69,7 +70,7 @@ def delta_rule_attention(
     query: `[B, T, Q, H]`.
     key: `[B, T, K, H]`.
     value: `[B, T, U, V]`; N is the largest of Q, K and U.
-    beta: β, `[B, T, N]`; None is 1. Without β and `erase_gate` nothing is erased.
+    beta: β, `[B, T, N]`; None is 1. Nothing is erased without β and `erase_gate`.
     log_decay: g, `[B, T, N]` or `[B, T, N, H]`; None is 0.
     erase_key: p, `[B, T, K, H]`, or None.
     erase_gate: b, `[B, T, N, H]`; None is 1.
@@ -80,9 +81,9 @@ def delta_rule_attention(
     scale: None is 1/√H.
     initial_state: `[B, N, H, V]`; None is 0.
     segment_ids: `[B, T]`; the state is reset to 0 where they change.
-    num_segments: G; each id from 0 to G−1 then has its own initial and final state,
+    num_segments: G; each id from 0 to G−1 has its own initial and final state,
       `[B, G, N, H, V]`, and results at masked positions are 0.
-    return_state: whether S_T is also returned.
+    return_state: whether to return S_T as well.
 
   Returns:
     `[B, T, N, V]`; with `return_state` also S_T.
@@ -107,8 +108,8 @@ def delta_rule_attention(
 
   def update(state, at):
     decayed = np.exp(g[at])[:, None] * state
-    read = decayed if erase_key is None else state
-    error = value[at] - read.T @ p[at] if erases else value[at]
+    erase_state = decayed if erase_key is None else state
+    error = value[at] - erase_state.T @ p[at] if erases else value[at]
     return decayed + np.outer(write_key[at], error)
 
   return recurrence(
@@ -128,7 +129,7 @@ def delta_rule_attention(
 def decays(
   log_decay: ArrayLike | None, query: ArrayLike
 ) -> Float64[np.ndarray, "B T N H"]:
-  """The logarithm of the decay of each channel; None is 0."""
+  """The log decay of each channel; None is 0."""
   g = np.zeros(1) if log_decay is None else np.asarray(log_decay, np.float64)
   return np.broadcast_to(g[..., None] if g.ndim == 3 else g, np.shape(query))
 
@@ -150,14 +151,14 @@ def recurrence(
   query = np.asarray(query, np.float64)
   batch, length, num_heads, head_dim = query.shape
   options = mask, is_causal, segment_ids, num_segments
-  begins, visible, which = starts(batch, length, *options)
+  is_start, visible, segment = segment_starts(batch, length, *options)
   scale = shared.logit_scale(scale, head_dim)
   shape = num_heads, head_dim, value_dim
   state = first_state(initial_state, (batch, *shape), num_segments)
   out = np.zeros((batch, length, num_heads, value_dim))
   for b, n, t in np.ndindex(batch, num_heads, length):
-    own = state[b, which[b, t], n]
-    if begins[b, t]:
+    own = state[b, segment[b, t], n]
+    if is_start[b, t]:
       own[:] = 0.0
     if visible[b, t]:
       own[:] = update(own, (b, t, n))
@@ -172,14 +173,14 @@ def first_state(
   shape: tuple[int, ...],
   num_segments: int | None,
 ) -> Float64[np.ndarray, "B G *A"]:
-  """The initial state of `shape`, `[B, …]`, for each segment, by default one."""
+  """The initial states `[B, G, …]` of all segments, from one of `shape`, `[B, …]`."""
   state = np.zeros((shape[0], num_segments or 1, *shape[1:]))
   if initial_state is not None:
     state += np.asarray(initial_state, np.float64).reshape(state.shape)
   return state
 
 
-def starts(
+def segment_starts(
   batch: int,
   length: int,
   mask: ArrayLike | None = None,
@@ -187,20 +188,21 @@ def starts(
   segment_ids: ArrayLike | None = None,
   num_segments: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Three arrays `[B, T]` that describe the positions.
+  """Describes positions by three arrays `[B, T]`.
 
-  They are: whether a segment other than the first starts, whether the position is
-  visible, and the number of its state: with `num_segments` its id, otherwise 0.
+  They are: whether a segment other than the first starts at the position, whether the
+  position is visible, and the index of its state, which is its segment id with
+  `num_segments` and 0 otherwise.
   """
   if not is_causal:
     raise ValueError("is_causal: expected True, got False")
   visible = shared.visible_tokens(mask, batch, length)
-  begins = np.zeros((batch, length), bool)
+  is_start = np.zeros((batch, length), bool)
   if num_segments is not None:
-    return begins, visible, np.asarray(segment_ids)
+    return is_start, visible, np.asarray(segment_ids)
   if segment_ids is not None:
-    begins[:, 1:] = np.diff(segment_ids, axis=1) != 0
-  return begins, visible, np.zeros((batch, length), int)
+    is_start[:, 1:] = np.diff(segment_ids, axis=1) != 0
+  return is_start, visible, np.zeros((batch, length), int)
 
 
 def retention(
@@ -229,8 +231,8 @@ def lightning(
   """MiniMax-01: head n of N decays by exp(−2^(−8(n+1)/N) · (1 − depth + 10⁻⁵)).
 
   Paper: arXiv:2501.08313, section 2.2, for N a power of two. For other N, heads beyond
-  the largest power of two P ≤ N have every other slope of 2P heads, as in ALiBi; with
-  `slopes` 'geometric', as in transformers, the formula is that of any N.
+  the largest power of two P ≤ N have every other slope of 2P heads, as in ALiBi. With
+  `slopes` 'geometric', as in transformers, the formula is the same for any N.
   """
   num_heads = np.shape(query)[2]
   power = 1 << (num_heads.bit_length() - 1)
@@ -264,7 +266,7 @@ def gated_linear(
 ) -> Result:
   """GLA: decays σ(inputs · W₁ W₂ + b)^(1/temperature) per channel.
 
-  W₁ is `gate_down` `[F, R]`, W₂ `gate_up` `[R, N, H]`, b `gate_bias` `[N, H]`.
+  W₁ is `gate_down` `[F, R]`, W₂ is `gate_up` `[R, N, H]` and b is `gate_bias` `[N, H]`.
   Paper: arXiv:2312.06635, section 4.4.
   """
   gates = linear(inputs, gate_down, gate_up, gate_bias, call=call)
@@ -287,7 +289,7 @@ def hgrn2(
 
     f_t = γ + (1 − γ) σ(k_t)        S_t = diag(f_t) S_{t−1} + (1 − f_t) v_tᵀ
 
-  with queries q σ(q). γ is `lower_bound`, and `scale` None is 1.
+  Queries are q σ(q). γ is `lower_bound`, and `scale` None is 1.
   Paper: arXiv:2404.07904, section 3.
   """
   query = np.asarray(query, np.float64)
@@ -323,11 +325,11 @@ def mamba2(
   rule: Callable[..., Any] = delta_rule_attention,
   **call: Any,
 ) -> Result:
-  """SSD: the state update is Δ_t k_t v_tᵀ, and D v_t is added to the result.
+  """Mamba-2 (SSD): the state update is Δ_t k_t v_tᵀ, and D v_t is added to the result.
 
   Δ = softplus(`step_factor` (inputs · `step_kernel` `[F, N]` + `projection_bias` `[N]`)
-  + `step_bias` `[N]`), between `min_step` and `max_step`; the decay is
-  e^(−Δ e^log_rate) with `log_rate` `[N]`, D is `skip` `[N]`. `scale` None is 1.
+  + `step_bias` `[N]`), clipped to `min_step` and `max_step`; the decay is
+  e^(−Δ e^log_rate) with `log_rate` `[N]`, and D is `skip` `[N]`. `scale` None is 1.
   `rule` is for log-linear attention, which builds on this function.
   Paper: arXiv:2405.21060, section 7; its C, B and x are query, key and value.
   """
@@ -379,7 +381,7 @@ def gated_delta(
   log_rate: ArrayLike,
   **rest: Any,
 ) -> Result:
-  """Gated DeltaNet: `delta` with decays per head as in `mamba2`.
+  """Gated DeltaNet: `delta` with the decays per head of `mamba2`.
 
   Paper: arXiv:2412.06464, equation 10.
   """
@@ -435,8 +437,8 @@ def comba(
 
     S_t = S_{t−1}(α_t − σ(a) β_t k_t k_tᵀ) + β_t v_t k_tᵀ        out = S_t (q_t − d k_t)
 
-  in the paper's notation, whose S is the transpose of ours. a is `feedback` `[N]`, d is
-  `correction` `[N]`. Paper: arXiv:2506.02475, table 1, equations 9 and 10.
+  in the paper's notation, in which S is the transpose of ours. a is `feedback` `[N]`
+  and d is `correction` `[N]`. Paper: arXiv:2506.02475, table 1, equations 9 and 10.
   """
   step = np.logaddexp(0.0, linear(inputs, step_kernel, step_bias, call=call))
   rates = linear(inputs, rate_kernel, np.zeros(()), call=call)
@@ -472,8 +474,8 @@ def gated_delta_2(
 ) -> Result:
   """Gated DeltaNet-2: b = max_rate · σ(inputs · W_b) and w = σ(inputs · W_w).
 
-  W_b is `erase_kernel` `[F, N, H]`, W_w is `write_kernel` `[F, N, V]`; values of a width
-  other than V use the mean of w. Decays are those of `kimi_delta`. Paper:
+  W_b is `erase_kernel` `[F, N, H]` and W_w is `write_kernel` `[F, N, V]`; values whose
+  width is not V use the mean of w. Decays are those of `kimi_delta`. Paper:
   arXiv:2605.22791.
   """
   step = linear(inputs, step_down, step_up, step_bias, call=call)
@@ -494,14 +496,15 @@ def gated_delta_2(
   )
 
 
-def seen_positions(
+def unmasked_positions(
   call: dict[str, Any], batch: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Two masks `[B, T]`: visible positions, and positions whose two ids agree."""
-  same = np.ones((batch, length), bool)
+  """Two masks `[B, T]`: unmasked positions, and positions with equal segment ids."""
+  in_segment = np.ones((batch, length), bool)
   if call.get("query_segment_ids") is not None:
-    same &= np.equal(call["query_segment_ids"], call["key_segment_ids"])
-  return same & shared.visible_tokens(call.get("mask"), batch, length), same
+    in_segment &= np.equal(call["query_segment_ids"], call["key_segment_ids"])
+  keep = in_segment & shared.visible_tokens(call.get("mask"), batch, length)
+  return keep, in_segment
 
 
 def call_packed(
@@ -512,14 +515,14 @@ def call_packed(
   call: dict[str, Any],
   **gates: ArrayLike | None,
 ) -> Result:
-  """Calls a recurrence; a position whose two segment ids differ is in neither segment."""
-  kept, same = seen_positions(call, *np.shape(query)[:2])
+  """Calls a recurrence; a position whose two segment ids differ is in no segment."""
+  keep, in_segment = unmasked_positions(call, *np.shape(query)[:2])
   call = {**call, **gates}
   call.pop("query_segment_ids", None)
   call["segment_ids"] = call.pop("key_segment_ids", None)
-  call["mask"] = kept[:, None, None, :]
+  call["mask"] = keep[:, None, None, :]
   out = function(query, key, value, **call)
-  return out * same[:, :, None, None]
+  return out * in_segment[:, :, None, None]
 
 
 def sigmoid(x: ArrayLike) -> np.ndarray:
@@ -528,15 +531,15 @@ def sigmoid(x: ArrayLike) -> np.ndarray:
 
 
 def zero_masked(x: ArrayLike, call: dict[str, Any]) -> np.ndarray:
-  """`x` in float64, set to 0 at masked positions, even if it is NaN there."""
+  """Converts `x` to float64, and sets masked positions to 0, even if they are NaN."""
   x = np.asarray(x, np.float64)
-  return shared.zero_hidden(x, seen_positions(call, *x.shape[:2])[0])
+  return shared.zero_masked(x, unmasked_positions(call, *x.shape[:2])[0])
 
 
 def linear(
   inputs: ArrayLike, *weights: Any, call: dict[str, Any]
 ) -> np.ndarray:
-  """Computes x W₁ … + b, for the weights W₁, …, b."""
+  """Computes x W₁ W₂ … + b for the weights W₁, W₂, …, b."""
   *kernels, bias = shared.as_float64(*weights)
   x = zero_masked(inputs, call)
   for kernel in kernels:
@@ -545,6 +548,6 @@ def linear(
 
 
 def unit(x: ArrayLike) -> np.ndarray:
-  """Normalises vectors to length 1, up to 10⁻⁶, which keeps zeros."""
+  """Normalises vectors to x / √(Σ x² + 10⁻⁶), which leaves zeros unchanged."""
   x = np.asarray(x, np.float64)
   return x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6)

@@ -24,13 +24,13 @@ def rg_lru_attention(
   """h_t = a_t ∘ h_{t−1} + √(1 − a_t²) ∘ (i_t ∘ x_t), out = scale · h_t.
 
   x is `value` `[B, T, N, V]`, a is e^`log_decay` and i is `input_gate`, of the same
-  shape. Other arguments as in `delta_rule_attention`, but `scale` None is 1.
-  Paper: arXiv:2402.19427, equation 4; where nothing precedes a position, √(1 − a²) is
-  1, as in its authors' code.
+  shape. Other arguments are those of `delta_rule_attention`, but `scale` None is 1.
+  Paper: arXiv:2402.19427, equation 4. At the first position, √(1 − a²) is replaced by
+  1, as in the authors' code.
   """
   value, log_decay, gate = shared.as_float64(value, log_decay, input_gate)
   batch, length, *shape = value.shape
-  begins, visible, _ = recurrent.starts(
+  is_start, visible, _ = recurrent.segment_starts(
     batch, length, mask, is_causal, segment_ids
   )
   state = recurrent.first_state(initial_state, (batch, *shape), None)[:, 0]
@@ -38,7 +38,7 @@ def rg_lru_attention(
   for b in range(batch):
     is_first = initial_state is None
     for t in range(length):
-      if begins[b, t]:
+      if is_start[b, t]:
         state[b], is_first = 0.0, True
       if visible[b, t]:
         decay = np.exp(log_decay[b, t])
@@ -53,7 +53,8 @@ def rg_lru_attention(
 def rg_lru(
   query: ArrayLike, value: ArrayLike | None = None, **call: Any
 ) -> Result:
-  """RG-LRU of inputs x, the queries, with the parameters of `attention.rg_lru`.
+  """RG-LRU of inputs x, which are the queries, with the parameters of
+  `attention.rg_lru`.
 
   Paper: arXiv:2402.19427, equations 1 to 4.
   """
@@ -70,14 +71,14 @@ def rg_lru(
       np.broadcast_to(g.mean(-1, keepdims=True), value.shape)
       for g in (log_decay, i)
     )
-  kept, same = recurrent.seen_positions(call, *x.shape[:2])
+  keep, in_segment = recurrent.unmasked_positions(call, *x.shape[:2])
   out = rg_lru_attention(
     value,
     log_decay=log_decay,
     input_gate=i,
-    mask=kept[:, None, None, :],
+    mask=keep[:, None, None, :],
     is_causal=call.get("is_causal", True),
     scale=call.get("scale"),
     segment_ids=call.get("key_segment_ids"),
   )
-  return out * same[:, :, None, None]
+  return out * in_segment[:, :, None, None]

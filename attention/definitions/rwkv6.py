@@ -25,11 +25,12 @@ def rwkv6_attention(
   num_segments: int | None = None,
   return_state: bool = False,
 ) -> Result | WithState:
-  """Out = scale · (S_{t−1} + (u ∘ k_t) v_tᵀ)ᵀ q_t, S_t = diag(e^g_t) S_{t−1} + k_t v_tᵀ.
+  """Out = scale · (S_{t−1} + (u ∘ k_t) v_tᵀ)ᵀ q_t, S_t = diag(e^g_t) S_{t−1} + k_t
+  v_tᵀ.
 
-  g is `log_decay` `[B, T, N, H]`, u is `bonus` `[N, H]`. A masked position neither
-  writes nor has a bonus. Other arguments and results as in `delta_rule_attention`.
-  Paper: arXiv:2404.05892, section 4.
+  g is `log_decay` `[B, T, N, H]` and u is `bonus` `[N, H]`. A masked position neither
+  writes nor has a bonus. Other arguments and results are those of
+  `delta_rule_attention`. Paper: arXiv:2404.05892, section 4.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
   query, key, value = (
@@ -39,20 +40,20 @@ def rwkv6_attention(
   batch, length, _, head_dim = query.shape
   decay, u = np.exp(np.asarray(log_decay, np.float64)), np.asarray(bonus)
   options = mask, is_causal, segment_ids, num_segments
-  begins, visible, which = recurrent.starts(batch, length, *options)
+  is_start, visible, segment = recurrent.segment_starts(batch, length, *options)
   shape = batch, num_heads, head_dim, value.shape[3]
   state = recurrent.first_state(initial_state, shape, num_segments)
   out = np.zeros(value.shape)
   for at in np.ndindex(batch, length, num_heads):
     b, t, n = at
-    before = state[b, which[b, t], n]
-    if begins[b, t]:
+    before = state[b, segment[b, t], n]
+    if is_start[b, t]:
       before[:] = 0.0
     read = before
     if visible[b, t]:
       read = before + np.outer(u[n] * key[at], value[at])
       new = decay[at][:, None] * before + np.outer(key[at], value[at])
-      state[b, which[b, t], n] = new
+      state[b, segment[b, t], n] = new
     if visible[b, t] or num_segments is None:
       out[at] = shared.logit_scale(scale, head_dim) * (read.T @ query[at])
   state = state[:, 0] if num_segments is None else state
@@ -72,7 +73,7 @@ def rwkv6(
   scale: float | None = None,
   **call: Any,
 ) -> Result:
-  """g_t = −exp(w₀ + tanh(x_t A) B), in logarithms of the decays.
+  """RWKV-6 with the log decays g_t = −exp(w₀ + tanh(x_t A) B).
 
   A is `decay_down` `[F, R]`, B is `decay_up` `[R, N, H]`, w₀ is `decay_bias` `[N, H]`.
   Paper: arXiv:2404.05892, section 4.

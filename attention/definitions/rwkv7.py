@@ -1,4 +1,4 @@
-"""RWKV-7 by definition."""
+"""RWKV-7 by definition, position by position."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ def rwkv7_attention(
 ) -> Result | WithState:
   """S_t = diag(e^g_t) S_{t−1} + b_t (S_{t−1}ᵀ a_t)ᵀ + k_t v_tᵀ, out = scale · Sᵀ q.
 
-  g is `log_decay`, a is `removal` and b is `replacement`, each `[B, T, N, H]`; other
-  arguments as in `delta_rule_attention`. Paper: arXiv:2503.14456, equation 17.
+  g is `log_decay`, a is `removal` and b is `replacement`, each `[B, T, N, H]`. Other
+  arguments are those of `delta_rule_attention`. Paper: arXiv:2503.14456, equation 17.
   """
   num_heads = np.shape(query)[2]
   g, a, b = shared.as_float64(log_decay, removal, replacement)
@@ -48,7 +48,7 @@ def rwkv7(
   scale: float | None = None,
   **call: Any,
 ) -> Result:
-  """RWKV-7 with its bonus, and with the parameters of `attention.rwkv7`.
+  """RWKV-7 with its bonus, from the parameters of `attention.rwkv7`.
 
   Paper: arXiv:2503.14456, section 4.
   """
@@ -70,7 +70,7 @@ def rwkv7(
     shared.repeat_heads(recurrent.zero_masked(x, call), heads)
     for x in (key, value)
   )
-  removed = recurrent.unit(p["removal_scale"] * key)
+  removal = recurrent.unit(p["removal_scale"] * key)
   key = key * (1.0 + (rate - 1.0) * p["rate_share"])
   call["scale"] = 1.0 if scale is None else scale
   out = recurrent.call_packed(
@@ -80,10 +80,10 @@ def rwkv7(
     value,
     call,
     log_decay=-np.exp(-0.5) * recurrent.sigmoid(decay),
-    removal=-removed,
-    replacement=rate * removed,
+    removal=-removal,
+    replacement=rate * removal,
   )
-  _, same = recurrent.seen_positions(call, *np.shape(query)[:2])
-  read = np.asarray(query, np.float64) * p["bonus"]
-  bonus = np.sum(read * key, axis=-1, keepdims=True) * value
-  return out + bonus * same[:, :, None, None]
+  _, in_segment = recurrent.unmasked_positions(call, *np.shape(query)[:2])
+  scaled_query = np.asarray(query, np.float64) * p["bonus"]
+  bonus = np.sum(scaled_query * key, axis=-1, keepdims=True) * value
+  return out + bonus * in_segment[:, :, None, None]

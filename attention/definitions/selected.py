@@ -1,4 +1,4 @@
-"""Attention to selected blocks of keys, as the papers define it."""
+"""Attention to selected blocks of keys, as its papers define it."""
 
 from typing import Any
 
@@ -25,9 +25,9 @@ def selected_attention(
     A(t) = {s : s // block_size ∈ block_indices[t]}, in causal calls with s ≤ t
 
   Args:
-    block_indices: `[B, T, G, M]`; query head n has the selection n // (N/G). A
-      number out of range stands for no block, and a repeated block counts once.
-    block_size: number of keys per block.
+    block_indices: `[B, T, G, M]`; query head n has the selection n // (N/G). Invalid
+      numbers are ignored, and a repeated block counts once.
+    block_size: the number of keys per block.
     is_causal: whether query t sees only keys s ≤ t.
     **options: as `dense_attention`.
 

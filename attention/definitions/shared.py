@@ -1,4 +1,4 @@
-"""Functions that definitions share: heads, visible pairs, softmax, weighted values."""
+"""Functions for all definitions: heads, visible pairs, softmax and weighted values."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,12 @@ Result = Float64[np.ndarray, "B T N V"]
 
 
 def as_float64(*arrays: ArrayLike) -> list[np.ndarray]:
-  """The arrays as float64 NumPy arrays."""
+  """Converts arrays to float64 NumPy arrays."""
   return [np.asarray(array, np.float64) for array in arrays]
 
 
 def repeat_heads(array: np.ndarray, num_heads: int) -> np.ndarray:
-  """`[B, S, K, …]` → `[B, S, N, …]`: query head n reads head n // (N/K)."""
+  """Repeats heads `[B, S, K, …]` to `[B, S, N, …]`; head n is a copy of n // (N/K)."""
   return np.repeat(array, num_heads // array.shape[2], axis=2)
 
 
@@ -59,13 +59,13 @@ def visible_tokens(
   return np.broadcast_to(mask, (batch, 1, 1, length))[:, 0, 0]
 
 
-def zero_hidden(x: np.ndarray, visible: np.ndarray) -> np.ndarray:
-  """`x` `[B, S, …]`, set to 0 where `visible` `[B, S]` is False, even if it is NaN."""
+def zero_masked(x: np.ndarray, visible: np.ndarray) -> np.ndarray:
+  """Sets `x` `[B, S, …]` to 0 where `visible` `[B, S]` is False, even if it is NaN."""
   return np.where(visible.reshape(*visible.shape, *[1] * (x.ndim - 2)), x, 0.0)
 
 
 def check_both_directions(query, key, is_causal=False, **options) -> None:
-  """Raises ValueError for a causal call, and unless S = T."""
+  """Raises ValueError if the call is causal, or if S is not T."""
   del options
   length, source_length = np.shape(query)[1], np.shape(key)[1]
   if is_causal:
@@ -84,7 +84,7 @@ def softmax(
 ) -> np.ndarray:
   """exp(x_s) / (exp(sink) + Σ_r exp(x_r)) along the last axis.
 
-  Zeros if all x are −∞; an empty axis is allowed.
+  It returns zeros if all x are −∞. The axis may be empty.
   """
   largest = logits.max(-1, keepdims=True, initial=sink)
   # Subtracting the largest logit avoids overflow and does not change the result.
@@ -102,7 +102,8 @@ def weighted_values(
 ) -> Result:
   """out[b, t, n] = Σ_s weights(b, n, t, s) v_s over the visible s.
 
-  `weights` gets an array of all visible s, in order. Other positions are not read.
+  `weights` gets an array of all visible s, in ascending order. Values at other
+  positions are not read.
   """
   batch, num_heads, length, _ = visible.shape
   value = repeat_heads(value, num_heads)
@@ -116,6 +117,6 @@ def weighted_values(
 def at_distance(
   table: Float[np.ndarray, "D *A"], distance: np.ndarray
 ) -> np.ndarray:
-  """Entries of a table of D = 2L+1 rows, for distances clipped to −L … L."""
+  """The entries of a table of D = 2L+1 rows for distances, which are clipped to ±L."""
   longest = len(table) // 2
   return table[longest + np.clip(distance, -longest, longest)]

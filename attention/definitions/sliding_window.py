@@ -20,9 +20,9 @@ def attended_pairs(
   global_indices: ArrayLike | None = None,
   **options: Any,
 ) -> Bool[np.ndarray, "B N T S"]:
-  """The pairs of A(t): in the window, or with a global query or a global key.
+  """The pairs of A(t): those in the window, or with a global query or a global key.
 
-  The `options` of `shared.visible_pairs` restrict them further.
+  The `options` are those of `shared.visible_pairs`, which exclude more pairs.
   """
   batch, length, num_heads, _ = np.shape(query)
   left, right = (window, window) if isinstance(window, int) else window
@@ -39,8 +39,8 @@ def attended_pairs(
   return attended & shared.visible_pairs(query, key, **options)
 
 
-def _by_distance(table: np.ndarray, spacing: np.ndarray) -> np.ndarray:
-  """Converts a table by i, `[N, 2L+1, …]`, to one by the distance i · spacing_n."""
+def _distance_table(table: np.ndarray, spacing: np.ndarray) -> np.ndarray:
+  """Converts a table `[N, 2L+1, …]` indexed by i to one indexed by i · spacing_n."""
   longest = table.shape[1] // 2
   distance = np.arange(-longest * spacing.max(), longest * spacing.max() + 1)
   rows = zip(table, distance // spacing[:, None], strict=True)
@@ -62,7 +62,7 @@ def sliding_window_attention(
   global_qkv: tuple[ArrayLike, ArrayLike, ArrayLike] | None = None,
   **options: Any,
 ) -> shared.Result:
-  """Every query attends to near keys and to a few global keys.
+  """Every query attends to the keys in its window and to a few global keys.
 
     out[t] = Σ_{s∈A(t)} softmax_{s∈A(t)}(scale · q_t · k_s) v_s
     A(t) = {t + i·dilation : −left ≤ i ≤ right} ∪ {s global}
@@ -76,22 +76,22 @@ def sliding_window_attention(
     dilation: one int, or one per head.
     relative_bias: `[N, 2L+1]`, indexed by the i of A(t).
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, indexed by the i of A(t).
-    relative_queries: likewise.
+    relative_queries: as `relative_keys`.
     mask_mod: `(b, n, t, s) -> bool`.
-    global_indices: `[B, G]`; an index outside [0, T), such as −1, stands for no
-      token. Relative tables have no entries for global keys.
+    global_indices: `[B, G]`; indices outside [0, T), such as −1, are ignored. Relative
+      tables have no entries for global keys.
     global_qkv: the paper's separate projections (query, key, value) for global
       queries.
     **options: as `dense_attention`.
 
   Paper: Longformer, section 3.1, arXiv:2004.05150.
   """
-  by_distance = {
+  vectors = {
     "relative_keys": relative_keys,
     "relative_queries": relative_queries,
   }
   has_tables = any(
-    table is not None for table in (relative_bias, *by_distance.values())
+    table is not None for table in (relative_bias, *vectors.values())
   )
   if global_qkv is not None and global_indices is None:
     raise ValueError("global_qkv: expected global_indices with it, got None")
@@ -103,12 +103,13 @@ def sliding_window_attention(
   _, length, num_heads, _ = np.shape(query)
   spacing = np.broadcast_to(dilation, num_heads)
   if relative_bias is not None:
-    options["relative_bias"] = _by_distance(np.asarray(relative_bias), spacing)
-  for name, table in by_distance.items():
+    table = np.asarray(relative_bias)
+    options["relative_bias"] = _distance_table(table, spacing)
+  for name, table in vectors.items():
     if table is not None:
       tables = np.asarray(table)
       tables = np.broadcast_to(tables, (num_heads, *tables.shape[-2:]))
-      options[name] = _by_distance(tables, spacing)
+      options[name] = _distance_table(tables, spacing)
   attended = attended_pairs(
     query,
     key,
@@ -118,13 +119,13 @@ def sliding_window_attention(
   )
 
   def is_attended(b, n, t, s):
-    shown = True if mask_mod is None else np.asarray(mask_mod(b, n, t, s))
-    return attended[b, n, t, s] & shown
+    allowed = True if mask_mod is None else np.asarray(mask_mod(b, n, t, s))
+    return attended[b, n, t, s] & allowed
 
   out = dense_attention(query, key, value, mask_mod=is_attended, **options)
   if global_qkv is not None:
-    named = np.asarray(global_indices)[:, None] == np.arange(length)[:, None]
-    is_global = named.any(axis=-1)[:, :, None, None]
+    matches = np.asarray(global_indices)[:, None] == np.arange(length)[:, None]
+    is_global = matches.any(axis=-1)[:, :, None, None]
     global_out = dense_attention(*global_qkv, mask_mod=is_attended, **options)
     out = np.where(is_global, global_out, out)
   return out

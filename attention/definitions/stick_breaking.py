@@ -18,7 +18,7 @@ def stick_breaking_attention(
   query_segment_ids: ArrayLike | None = None,
   key_segment_ids: ArrayLike | None = None,
 ) -> shared.Result:
-  """Each key, from the nearest to the farthest, takes a share of the remaining weight.
+  """Each key takes a share of the remaining weight, from the nearest to the farthest.
 
     β_ts = σ(scale · q_t · k_s)
     out_t = Σ_{s<t} A_ts v_s        A_ts = β_ts · Π_{s<j<t} (1 − β_tj)

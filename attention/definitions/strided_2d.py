@@ -39,8 +39,8 @@ def strided_2d_attention(
     columns, before = grid[1], length - grid[0] * grid[1]
     if before < 0:
       raise ValueError(f"grid: expected at most {length} positions, got {grid}")
-  place = np.arange(length) - before
-  y, x = np.divmod(place, columns)
-  seen = (place < 0) | ((y % stride == 0) & (x % stride == 0))
-  options["mask_mod"] = lambda b, n, t, s: seen[s]
+  position = np.arange(length) - before
+  y, x = np.divmod(position, columns)
+  visible = (position < 0) | ((y % stride == 0) & (x % stride == 0))
+  options["mask_mod"] = lambda b, n, t, s: visible[s]
   return dense_attention(query, key, value, **options)

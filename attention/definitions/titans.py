@@ -32,10 +32,10 @@ def titans_attention(
     S_t = e^m_t S_{t−1} − θ_t ∇ℓ_t(M_{t'})        M_t = e^g_t M_{t−1} + S_t
     out_t = scale · M_tᵀ q_t
 
-  θ is `learning_rate`, m is `log_momentum` and g is `log_decay`, each `[B, T, N]`. M_{t'}
-  is the memory before the mini-batch of `minibatch_size` visible positions. The state is
-  M, S, M_{t'} and the number of positions of the mini-batch. Other arguments as in
-  `delta_rule_attention`. Paper: arXiv:2501.00663, equations 12 to 16.
+  θ is `learning_rate`, m is `log_momentum` and g is `log_decay`, each `[B, T, N]`.
+  M_{t'} is the memory before the mini-batch of `minibatch_size` visible positions. The
+  state is M, S, M_{t'} and the number of positions in the mini-batch. Other arguments
+  are those of `delta_rule_attention`. Paper: arXiv:2501.00663, equations 12 to 16.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
   if normalize_keys:
@@ -46,7 +46,7 @@ def titans_attention(
   )
   theta, m, g = shared.as_float64(learning_rate, log_momentum, log_decay)
   batch, length, _, head_dim = query.shape
-  begins, visible, _ = recurrent.starts(
+  is_start, visible, _ = recurrent.segment_starts(
     batch, length, mask, is_causal, segment_ids
   )
   memory = np.zeros((batch, num_heads, head_dim, value.shape[3]))
@@ -60,7 +60,7 @@ def titans_attention(
   scale = shared.logit_scale(scale, head_dim)
   out = np.zeros(value.shape)
   for b, t in np.ndindex(batch, length):
-    if begins[b, t]:
+    if is_start[b, t]:
       memory[b], momentum[b], start[b], count[b] = 0.0, 0.0, 0.0, 0
     if visible[b, t]:
       if count[b] == minibatch_size:
@@ -86,10 +86,12 @@ def titans(
   max_rate: float = 0.1,
   **call: Any,
 ) -> Result:
-  """θ = `max_rate` · σ(x · W_θ + b_θ), e^m = σ(x · W_m + b_m) and e^g likewise.
+  """Titans: θ = `max_rate` · σ(x W_θ + b_θ), e^m = σ(x W_m + b_m), e^g = σ(x W_g +
+  b_g).
 
-  W are `rate_kernel`, `momentum_kernel` and `decay_kernel` `[F, N]`, and b `rate_bias`
-  and so on. Queries and keys have length 1. Paper: arXiv:2501.00663, section 3.1.
+  W are `rate_kernel`, `momentum_kernel` and `decay_kernel` `[F, N]`, and b are
+  `rate_bias`, `momentum_bias` and `decay_bias` `[N]`. Queries and keys are normalised
+  to length 1. Paper: arXiv:2501.00663, section 3.1.
   """
   rate, m, g = (
     recurrent.linear(

@@ -35,11 +35,11 @@ def ttt_linear_attention(
     (W_t, b_t) = (W, b) − c_i Σ_s η_s ∇ℓ_s(W, b)        c_i = max(1/i + o_i, 0)
     out_t = q_t + LN(q_t W_t + b_t)
 
-  (W, b) are those before the mini-batch of `minibatch_size` visible positions, in which
-  t has place i, and s are the positions of the mini-batch up to t. η is `learning_rate`
-  `[B, T, N]`, o is `position_offset` `[C]`; None is 0. Queries are multiplied by
-  `scale`, None is 1. Results of masked positions are 0. The state is the change of
-  [W; b] since the first position, Σ η ∇, and the number of positions, of the last
+  (W, b) are the weights before the mini-batch of `minibatch_size` visible positions. t
+  is its position number i, and s are its positions up to t. η is `learning_rate` `[B,
+  T, N]`, and o is `position_offset` `[C]`; None is 0. Queries are multiplied by
+  `scale`; None is 1. Results at masked positions are 0. The state is the change of [W;
+  b] since the first position, and Σ η ∇ and the number of positions of the last
   mini-batch. Paper: arXiv:2407.04620, sections 2.3 to 2.5, and its code.
   """
   num_heads = max(np.shape(x)[2] for x in (query, key, value))
@@ -55,7 +55,7 @@ def ttt_linear_attention(
   if position_offset is not None:
     rates = np.maximum(rates + np.asarray(position_offset, np.float64), 0.0)
   batch, length, _, head_dim = query.shape
-  begins, visible, _ = recurrent.starts(
+  is_start, visible, _ = recurrent.segment_starts(
     batch, length, mask, is_causal, segment_ids
   )
   change = np.zeros((batch, num_heads, head_dim + 1, head_dim))
@@ -72,7 +72,7 @@ def ttt_linear_attention(
     return deviation / spread, spread
 
   for b, t in np.ndindex(batch, length):
-    if begins[b, t]:
+    if is_start[b, t]:
       change[b], gradient[b], count[b] = 0.0, 0.0, 0
     if not visible[b, t]:
       continue
@@ -87,8 +87,8 @@ def ttt_linear_attention(
       d = gamma[n] * error
       d = (d - d.mean() - x * np.mean(d * x)) / spread
       gradient[b, n] += eta[b, t, n] * np.outer(k, d)
-      now = model - rates[count[b] - 1] * gradient[b, n]
-      x, _ = normalize(np.append(query[b, t, n], 1.0) @ now)
+      updated = model - rates[count[b] - 1] * gradient[b, n]
+      x, _ = normalize(np.append(query[b, t, n], 1.0) @ updated)
       out[b, t, n] = query[b, t, n] + gamma[n] * x + beta[n]
   return (out, (change, gradient, count)) if return_state else out
 

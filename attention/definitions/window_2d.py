@@ -11,19 +11,19 @@ from attention.definitions.dense import dense_attention
 
 
 def axis_pairs(
-  place: np.ndarray, size: int, window: int, shift: int
+  coordinate: np.ndarray, size: int, window: int, shift: int
 ) -> tuple[np.ndarray, Bool[np.ndarray, "T S"], Bool[np.ndarray, "T S"]]:
-  """Describes pairs of positions along one axis of a grid, given their `place` on it.
+  """Describes pairs of positions along one axis of a grid, from their coordinates.
 
-  The axis is padded from `size` to whole windows and rolled: y = (place − shift) mod
-  padded. Returns y_t − y_s; whether both are in one window; and whether only the roll
-  joins them, which moves the positions before `shift` to the end.
+  The axis is padded from `size` to whole windows and rolled: y = (coordinate − shift)
+  mod padded. Returns y_t − y_s; whether both are in one window; and whether only the
+  roll joins them, which moves the coordinates below `shift` to the end.
   """
   padded = -(-size // window) * window
-  y = (place - shift) % padded
-  is_moved = place < shift
+  y = (coordinate - shift) % padded
+  is_rolled = coordinate < shift
   same_window = y[:, None] // window == y // window
-  return y[:, None] - y, same_window, is_moved[:, None] != is_moved
+  return y[:, None] - y, same_window, is_rolled[:, None] != is_rolled
 
 
 def window_2d_attention(
@@ -43,10 +43,10 @@ def window_2d_attention(
     out[t] = Σ_{s∈A(t)} softmax_{s∈A(t)}(scale · q_t · k_s + b[i]) v_s
     i = (dy + w − 1) · (2w − 1) + (dx + w − 1)
 
-  A(t) has the keys of the window of t that are not joined by the roll alone, and dy =
-  y_t − y_s, dx = x_t − x_s, both from `axis_pairs`. If the grid has at most w rows or
-  columns, the side of the window is reduced to their number and there is no shift; b
-  stays the table of w.
+  A(t) has the keys in the window of t that are not joined to t by the roll alone; dy =
+  y_t − y_s and dx = x_t − x_s are from `axis_pairs`. If the grid has at most w rows or
+  columns, the side of the window is reduced to their number and there is no shift; b is
+  still the table for w.
 
   Args:
     grid: (rows, columns) of the positions, in row-major order; None means ⌈√T⌉ columns
@@ -54,8 +54,8 @@ def window_2d_attention(
     window: w, the side of a window.
     shift: s.
     relative_bias: b, `[(2w − 1)², N]`.
-    hidden_logit: includes pairs that only the roll joins in A(t), and is added to
-      their logits.
+    hidden_logit: if given, A(t) includes the keys that only the roll joins to t, and
+      this number is added to their logits.
     **options: as `dense_attention`; is_causal must be False.
 
   Paper: Swin transformer, section 3.2, arXiv:2103.14030.

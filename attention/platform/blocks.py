@@ -1,4 +1,4 @@
-"""Blocks of positions: splitting, computing a few at a time, and joining."""
+"""Splits sequences into blocks, maps functions over them, and joins them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +13,14 @@ def block_map(
 ) -> Any:
   """Applies `function` to each of G blocks, at most `blocks_per_step` in one step.
 
-  Steps are recomputed in the backward pass, so that memory is that of one step.
+  Steps are recomputed in the backward pass, so only one step needs memory at a time.
 
   Args:
-    function: `(*arrays) -> results` for one block. It may read other arrays, whose
-      gradients are summed over the steps.
-    blocks_per_step: largest number of blocks in one step.
+    function: `(*arrays) -> results` for one block. It may close over other arrays,
+      whose gradients are summed over the steps.
+    blocks_per_step: the largest number of blocks in one step.
     *arrays: pytrees of arrays `[X, G, …]` with an axis of blocks. Blocks of zeros are
-      appended to make steps of equal size.
+      appended, so that steps have equal size.
 
   Returns:
     The results of all blocks `[X, G, …]`.
@@ -29,18 +29,18 @@ def block_map(
   steps = -(-count // blocks_per_step)
   size = -(-count // steps)
 
-  def by_step(x):
+  def split(x):
     x = jnp.moveaxis(pad(x, steps * size - count), 1, 0)
     return x if size == 1 else x.reshape(steps, size, *x.shape[1:])
 
-  def whole(x):
+  def join(x):
     x = x if size == 1 else x.reshape(-1, *x.shape[2:])
     return jnp.moveaxis(x[:count], 0, 1)
 
-  # A single block has no axis of blocks, for which XLA would copy its logits.
+  # Without vmap for a single block: for an axis of blocks, XLA would copy its logits.
   run = function if size == 1 else jax.vmap(function)
   step = jax.checkpoint(lambda arrays: run(*arrays), prevent_cse=False)
-  return jax.tree.map(whole, jax.lax.map(step, jax.tree.map(by_step, arrays)))
+  return jax.tree.map(join, jax.lax.map(step, jax.tree.map(split, arrays)))
 
 
 def split_blocks(arrays: Any, size: int) -> Any:
@@ -57,9 +57,10 @@ def split_blocks(arrays: Any, size: int) -> Any:
 
 
 def chunk_map(function: Callable[..., Any], size: int, rows: Any) -> Any:
-  """Applies `function` to C = `size` positions at a time of a pytree of `[B, T, …]`.
+  """Applies `function` to a pytree of `[B, T, …]`, C = `size` positions at a time.
 
-  Memory is that of one step, as in `block_map`. The results are joined along T.
+  As in `block_map`, only one step needs memory at a time. The results are joined along
+  T.
   """
   length = jax.tree.leaves(rows)[0].shape[1]
   chunks = split_blocks(rows, min(size, length))
@@ -72,12 +73,12 @@ def chunk_map(function: Callable[..., Any], size: int, rows: Any) -> Any:
 def join_blocks(
   x: Shaped[Array, "B G N C *H"], length: int
 ) -> Shaped[Array, "B T N *H"]:
-  """Inverts `split_blocks`, for blocks with the head axis before the positions."""
+  """Inverts `split_blocks`, for blocks whose head axis precedes the positions."""
   x = jnp.swapaxes(x, 2, 3)
   return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
 
 
-def pad(x: Array, *more: int) -> Array:
-  """Pads the axes after the first at their end with given numbers of zeros."""
-  rest = x.ndim - 1 - len(more)
-  return jnp.pad(x, [(0, 0), *((0, n) for n in more), *[(0, 0)] * rest])
+def pad(x: Array, *counts: int) -> Array:
+  """Appends given numbers of zeros to the second axis, the third axis, and so on."""
+  rest = x.ndim - 1 - len(counts)
+  return jnp.pad(x, [(0, 0), *((0, n) for n in counts), *[(0, 0)] * rest])

@@ -1,9 +1,9 @@
 """Compiled programs of eager calls, cached by function, static options and shapes.
 
-`jax.lax.scan`, `map` and `while_loop` compile again for each new Python function, and
-a function that is defined inside a call is new in each call. So an eager call of
-attention would compile its loops every time, which takes seconds. Here an eager call
-runs as one cached `jax.jit` program.
+`jax.lax.scan`, `map` and `while_loop` compile again for each new Python function, and a
+function that is defined inside a call is new in each call. So an eager call of
+attention would compile its loops each time, which takes seconds. `cached_jit` runs an
+eager call as one cached `jax.jit` program.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,20 +21,20 @@ from attention.platform import backend
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MOST = 1024
-"""Number of cached programs, beyond which the least recently used is dropped; each has
-one executable per set of shapes, like every `jax.jit`."""
+MAX_PROGRAMS = 1024
+"""The largest number of cached programs, of which the least recently used are dropped.
+Each has one executable per set of shapes, like any `jax.jit`."""
 
 _ARRAY = object()
-"""Stands for an array among the leaves of a call."""
+"""Replaces each array among the leaves of a call."""
 
 
-def compiled_once(function: Callable[P, R]) -> Callable[P, R]:
-  """Lets eager calls of `function` with equal static options share one program.
+def cached_jit(function: Callable[P, R]) -> Callable[P, R]:
+  """Compiles `function` once for all eager calls with equal static options.
 
   Arrays, anywhere in the arguments, are inputs of the program; all other values are
-  static. In `jax.grad`, `jax.vmap` and others the program is differentiated or batched
-  as a whole, and the result is cached too. In `jax.jit` its operations become part of
+  static. Transformations such as `jax.grad` and `jax.vmap` apply to the program as a
+  whole, and their results are cached, too. In `jax.jit`, its operations become part of
   the caller's program.
 
   A call with a Python function among its arguments, such as a `score_mod`, is not
@@ -53,14 +53,14 @@ def compiled_once(function: Callable[P, R]) -> Callable[P, R]:
     )
     if any(map(callable, static)):
       return function(*args, **options)
-    kinds = tuple(map(type, static))  # 1, 1.0 and True are equal.
-    key = function, structure, static, kinds, backend.name()
+    types = tuple(map(type, static))  # 1, 1.0 and True are equal.
+    key = function, structure, static, types, backend.name()
     return cast(R, _program(*key)(arrays))
 
   return call
 
 
-@functools.lru_cache(maxsize=MOST)
+@functools.lru_cache(maxsize=MAX_PROGRAMS)
 def _program(function, structure, static, *_) -> Callable[[list[Any]], Any]:
   def run(arrays):
     inputs = iter(arrays)
@@ -72,7 +72,7 @@ def _program(function, structure, static, *_) -> Callable[[list[Any]], Any]:
   return jax.jit(run)
 
 
-def forget() -> None:
+def clear_cache() -> None:
   """Drops all cached programs, for tests that change values read while tracing."""
   _program.cache_clear()
 
@@ -90,8 +90,8 @@ def call_with_auto_axes(
 ) -> Any:
   """Calls `function(*args, **options)` with all explicit mesh axes set to Auto.
 
-  Inside, the compiler chooses shardings, as on other meshes. Results are sharded like
-  the query: `[B, T, N, …]` along these axes, and all others along B.
+  Inside, the compiler chooses shardings, as on other meshes. Results `[B, T, N, …]` are
+  sharded like the query along these axes; all other results are sharded along B.
   """
   mesh = jax.typeof(query).sharding.mesh
   if not mesh.explicit_axes:
@@ -110,8 +110,8 @@ def call_with_auto_axes(
   batch, length, heads, _ = jax.typeof(query).sharding.spec
 
   def reshard(x):
-    is_alike = x.shape[:3] == query.shape[:3]
-    spec = (batch, length, heads) if is_alike else (batch,)
+    has_heads = x.shape[:3] == query.shape[:3]
+    spec = (batch, length, heads) if has_heads else (batch,)
     return jax.sharding.reshard(x, PartitionSpec(*spec))
 
   return jax.tree.map(reshard, results)

@@ -1,4 +1,4 @@
-"""The arrays of a recurrence: one set for each head, in float32, and in chunks."""
+"""Prepares the arrays of a recurrence: per head, in float32, masked and in chunks."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from jaxtyping import Array, Bool, Float, Int
 from attention import checks
 from attention.platform import layout
 from attention.recurrent.scan import is_sequence_sharded
-from attention.recurrent.triangular import FORGOTTEN
+from attention.recurrent.triangular import LOG_ZERO
 from attention.softmax import sharding
 
 
 def repeat_heads(
   x: Float[Array, "B T _ H"], *others: Float[Array, "B T _ _"]
 ) -> Float[Array, "B T _ H"]:
-  """Repeats the heads of x where other arrays have more."""
+  """Repeats the heads of `x` to the largest number of heads of all arrays."""
   for other in others:
     x = jnp.repeat(x, max(1, other.shape[2] // x.shape[2]), axis=2)
   return x
 
 
-def by_head(
+def prepare_arrays(
   query: Float[Array, "B T N H"],
   arrays: tuple[Float[Array, "B T _ _"] | None, ...],
   *,
@@ -32,12 +32,13 @@ def by_head(
   segment_ids: Int[Array, "B T"] | None = None,
   axis_name: str | None = None,
 ) -> tuple[tuple[Any, ...], Float[Array, "B T N _"], Array | None]:
-  """Converts arrays to float32 for each query head, with 0 at masked positions.
+  """Converts arrays to float32, repeats them per query head, and zeros masked
+  positions.
 
   Returns:
-    `arrays` `[B, T, K or N, D]`, where None stays None, as `[B, T, N, D]`; log decays
-    with D of 1 or H, which are `FORGOTTEN` at the start of a segment; and whether a
-    segment starts `[B, T, 1, 1]`, None without segments.
+    The `arrays` `[B, T, K or N, D]` as `[B, T, N, D]`, or None for None; the log decays
+    `[B, T, N, 1 or H]`, which are `LOG_ZERO` at the start of a segment; and whether a
+    segment starts at a position, `[B, T, 1, 1]`, or None without segments.
 
   Raises:
     ValueError: as in `recurrent_attention`.
@@ -64,26 +65,26 @@ def by_head(
   # Prevents constant folding: for constant decays, XLA:GPU would compute the decays of
   # all pairs during compilation, which takes minutes.
   log_decay = jax.lax.optimization_barrier(log_decay)
-  log_decay, begins = prepare(log_decay.reshape(*heads, -1)), None
+  log_decay, starts = prepare(log_decay.reshape(*heads, -1)), None
   if segment_ids is not None:
-    begins = segment_begins(segment_ids, axis_name)[..., None, None]
-    log_decay = jnp.where(begins, FORGOTTEN, log_decay)
-  return jax.tree.map(prepare, arrays), log_decay, begins
+    starts = segment_starts(segment_ids, axis_name)[..., None, None]
+    log_decay = jnp.where(starts, LOG_ZERO, log_decay)
+  return jax.tree.map(prepare, arrays), log_decay, starts
 
 
-def segment_begins(
+def segment_starts(
   segment_ids: Int[Array, "B T"], axis_name: str | None
 ) -> Bool[Array, "B T"]:
-  """Where a new segment starts; the first one continues from the initial state."""
+  """Whether a segment starts; the first one continues from the initial state."""
   if is_sequence_sharded(axis_name):
-    before = sharding.with_halo(segment_ids, 1, 0, axis_name)[:, :-1]
+    previous = sharding.exchange_halo(segment_ids, 1, 0, axis_name)[:, :-1]
   else:
-    before = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
-  return segment_ids != before
+    previous = jnp.concatenate([segment_ids[:, :1], segment_ids[:, :-1]], 1)
+  return segment_ids != previous
 
 
 def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
-  """Normalises to x / √(Σ x² + 10⁻⁶) along the last axis, in float32."""
+  """Normalises to unit length, x / √(Σ x² + 10⁻⁶), along the last axis in float32."""
   x = x.astype(jnp.float32)
   squares = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
   return x * jax.lax.rsqrt(squares + 1e-6)
@@ -92,11 +93,11 @@ def unit_length(x: Float[Array, "*A H"]) -> Float[Array, "*A H"]:
 def chunks(arrays: Any, count: int) -> Any:
   """Reshapes arrays `[B, G·C, N, D]` to `[B, N, G, C, D]` with G = `count`."""
 
-  def rows(x):
+  def split(x):
     x = x.reshape(x.shape[0], count, -1, *x.shape[2:])
     return x.transpose(0, 3, 1, 2, 4)
 
-  return jax.tree.map(rows, arrays)
+  return jax.tree.map(split, arrays)
 
 
 def unchunk(x: Float[Array, "B N G C D"]) -> Float[Array, "B T N D"]:

@@ -1,4 +1,4 @@
-"""Attention with feature maps of queries and keys, with one state for all keys.
+"""Linear attention with feature maps, whose state sums over all keys.
 
 With M features φ(x) ≥ 0,
 
@@ -7,21 +7,21 @@ With M features φ(x) ≥ 0,
 over all keys, or over s ≤ t. A one is appended to values, X = V+1, so that the last
 column of every sum of values is the normaliser.
 
-All sums are `Scaled`: a pair (c, x) that stands for e^c x. Performer's features
+All sums are `Scaled`: a pair (c, x) that represents e^c x. Performer's features
 overflow, so they are given as logarithms. A state has one c per feature, the largest
-logarithm of its keys; the result of a query has one c per row, so that the largest
+logarithm over its keys. The result of a query has one c per row, so that the largest
 term of its normaliser is at least 1. `join` adds pairs as online softmax does: keys to
-a state; the states of chunks, prompts and devices; and the results of a query for a
+a state, the states of chunks, prompts and devices, and the results of a query for a
 state and for its chunk. Scales cancel in the ratio, so no gradient flows through them.
-Features that stay in float32's range have no scale.
+Features that stay in the range of float32 have no scale.
 
 Within a chunk, results are computed from scores. For log features, the scores are a
-product with one scale per query and one per key. If the largest features of a query
-are not those of its keys, its row may be out of range (n_t < 1e-24 up to these
-scales). If a step has such rows, they are recomputed with a scale for each query and
-feature, the largest over the visible keys, which acts like the decays of a recurrence
-(`pairs`). Whether a row is recomputed depends only on its visible keys, so no later key
-changes a bit of it.
+product with one scale per query and one per key. If a query and its keys are large in
+different features, its row may underflow (its normaliser n_t < 1e-24 up to these
+scales). A step with such rows recomputes them with a scale for each query and feature,
+the largest over the visible keys, which acts like the decays of a recurrence (`pairs`).
+Only visible keys decide whether a row is recomputed, so later keys never change its
+bits.
 
 Axes of a step are `[B, K, J, G, C, ·]`: G chunks of C rows, for each of the J = N/K
 query heads of a key head; J is 1 for keys.
@@ -48,16 +48,16 @@ from attention.recurrent.scan import (
 from attention.recurrent.triangular import pairs
 
 BLOCK = 256
-"""R, the number of positions of a step that is not causal."""
+"""R, the number of positions in a non-causal step."""
 
 _EMPTY = -1e30
 """The scale of an empty state: finite, and below every other scale."""
 
-_NOTHING = 1e-30
+_MIN_NORMALISER = 1e-30
 """Smaller normalisers count as 0."""
 
-_LOST = 1e-24
-"""A smaller normaliser may lack terms that are out of range."""
+_MIN_ACCURATE = 1e-24
+"""Smaller normalisers may lack terms that underflow."""
 
 _PRODUCT, _SUM = "...qm,...sm->...qs", "...qs,...sx->...qx"
 
@@ -73,7 +73,7 @@ class FeatureMap:
     function: `(x [..., H], *params) -> [..., M]`, applied to each row: φ or log φ.
     size: M.
     is_log: whether `function` returns logarithms.
-    params: arrays that `function` reads.
+    params: arrays that `function` gets.
   """
 
   function: Callable[..., Array] = dataclasses.field(metadata=_STATIC)
@@ -82,13 +82,13 @@ class FeatureMap:
   params: Sequence[Array] = ()
 
   def __call__(self, x: Float[Array, "*A H"]) -> Float[Array, "*A M"]:
-    """The features of every row in float32."""
+    """Computes the features of each row in float32."""
     features = self.function(x.astype(jnp.float32), *self.params)
     return features.astype(jnp.float32)
 
 
 class Scaled(NamedTuple):
-  """Stands for e^scale · sums; also the decode cache.
+  """Represents e^scale · sums; also the cache for decoding.
 
   Attributes:
     scale: `[*A, 1, M]` for a state, `[*A, C, 1]` for rows; None is 0.
@@ -99,8 +99,10 @@ class Scaled(NamedTuple):
   sums: Float[Array, "..."]
 
 
-def empty(batch: int, kv_heads: int, phi: FeatureMap, value_dim: int) -> Scaled:
-  """The empty state, in float32 for activations of any dtype."""
+def empty_state(
+  batch: int, kv_heads: int, phi: FeatureMap, value_dim: int
+) -> Scaled:
+  """Creates an empty state, in float32 for activations of any dtype."""
   scale = None
   if phi.is_log:
     scale = jnp.full((batch, kv_heads, 1, phi.size), _EMPTY, jnp.float32)
@@ -108,85 +110,86 @@ def empty(batch: int, kv_heads: int, phi: FeatureMap, value_dim: int) -> Scaled:
   return Scaled(scale, jnp.zeros(shape, jnp.float32))
 
 
-def join(one: Scaled, other: Scaled) -> Scaled:
+def join(x: Scaled, y: Scaled) -> Scaled:
   """The sum of two scaled sums."""
-  if one.scale is None or other.scale is None:
-    return Scaled(None, one.sums + other.sums)
-  first, second = jax.lax.stop_gradient((one.scale, other.scale))
-  scale = jnp.maximum(first, second)
-  sums = one.sums * jnp.exp(first - scale)
-  return Scaled(scale, sums + other.sums * jnp.exp(second - scale))
+  if x.scale is None or y.scale is None:
+    return Scaled(None, x.sums + y.sums)
+  x_scale, y_scale = jax.lax.stop_gradient((x.scale, y.scale))
+  scale = jnp.maximum(x_scale, y_scale)
+  sums = x.sums * jnp.exp(x_scale - scale)
+  return Scaled(scale, sums + y.sums * jnp.exp(y_scale - scale))
 
 
-def _largest(x, axis):
+def _max(x, axis):
+  """The maximum along an axis, which is kept; it has no gradient."""
   return jax.lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
 
 
-def _total(features, values, is_log) -> Scaled:
+def _chunk_state(features, values, is_log) -> Scaled:
   """The state of key features `[*A, C, M]` and values `[*A, C, X]`."""
   scale = None
   if is_log:
-    scale = _largest(features, -2)
+    scale = _max(features, -2)
     features = jnp.exp(features - scale)
   return Scaled(scale, jnp.einsum("...cx,...cm->...xm", values, features))
 
 
-def _read(state: Scaled, queries) -> Scaled:
+def _read_state(state: Scaled, queries) -> Scaled:
   """The scaled results of query features `[*A, C, M]` for a state."""
   scale = None
   if state.scale is not None:
     queries = queries + jax.lax.stop_gradient(state.scale)
-    scale = _largest(queries, -1)
+    scale = _max(queries, -1)
     queries = jnp.exp(queries - scale)
   return Scaled(scale, jnp.einsum("...cm,...xm->...cx", queries, state.sums))
 
 
 def normalize(sums: Float[Array, "*A X"]) -> Float[Array, "*A V"]:
-  """Divides by the normaliser, the last column; 0 if that is near 0."""
+  """Divides by the normaliser, the last column; returns 0 if that is near 0."""
   normaliser = jax.lax.stop_gradient(sums[..., -1:])
-  nothing = (
-    jnp.abs(normaliser) <= _NOTHING
-  )  # False for NaN, which must propagate.
+  # False for NaN, which must propagate.
+  is_zero = jnp.abs(normaliser) <= _MIN_NORMALISER
   # First scale the normaliser to 1: the derivative of a quotient squares its
-  # denominator, which would leave float32's range.
-  sums *= jnp.where(nothing, 0.0, 1.0 / jnp.where(nothing, 1.0, normaliser))
-  return sums[..., :-1] / jnp.where(nothing, 1.0, sums[..., -1:])
+  # denominator, which could leave the range of float32.
+  sums *= jnp.where(is_zero, 0.0, 1.0 / jnp.where(is_zero, 1.0, normaliser))
+  return sums[..., :-1] / jnp.where(is_zero, 1.0, sums[..., -1:])
 
 
 def _read_chunk(queries, keys, is_log) -> Scaled:
-  """The scaled results of queries for keys s ≤ t of a chunk, by scores `[*A, C, C]`."""
+  """The scaled results of queries for keys s ≤ t of a chunk, from `[*A, C, C]` scores."""
   features, values = keys
   if not is_log:
     scores = jnp.tril(jnp.einsum(_PRODUCT, queries, features))
     return Scaled(None, jnp.einsum(_SUM, scores, values))
-  query_scale, key_scale = _largest(queries, -1), _largest(features, -1)
-  seen_scale = jax.lax.cummax(key_scale, axis=key_scale.ndim - 2)
-  is_seen = jnp.tri(features.shape[-2], dtype=bool)
-  apart = jnp.swapaxes(key_scale, -1, -2) - seen_scale
-  unit = jnp.exp(queries - query_scale), jnp.exp(features - key_scale)
-  scores = jnp.einsum(_PRODUCT, *unit)
-  scores *= jnp.exp(jnp.where(is_seen, apart, -jnp.inf))
-  scale = query_scale + seen_scale
-  is_lost = jnp.sum(scores, axis=-1, keepdims=True) < _LOST
-  is_lost &= seen_scale > 0.5 * _EMPTY
+  query_scale, key_scale = _max(queries, -1), _max(features, -1)
+  visible_scale = jax.lax.cummax(key_scale, axis=key_scale.ndim - 2)
+  is_visible = jnp.tri(features.shape[-2], dtype=bool)
+  log_ratio = jnp.swapaxes(key_scale, -1, -2) - visible_scale
+  scaled = jnp.exp(queries - query_scale), jnp.exp(features - key_scale)
+  scores = jnp.einsum(_PRODUCT, *scaled)
+  scores *= jnp.exp(jnp.where(is_visible, log_ratio, -jnp.inf))
+  scale = query_scale + visible_scale
+  is_inaccurate = jnp.sum(scores, axis=-1, keepdims=True) < _MIN_ACCURATE
+  is_inaccurate &= visible_scale > 0.5 * _EMPTY
 
-  def exact():
-    seen = jax.lax.cummax(
+  def recompute():
+    largest = jax.lax.cummax(
       jax.lax.stop_gradient(features), axis=features.ndim - 2
     )
-    row_scale = _largest(queries + seen, -1)
+    row_scale = _max(queries + largest, -1)
     [[row_scores]] = jax.checkpoint(pairs, prevent_cse=False)(
-      [jnp.exp(queries + seen - row_scale)],
-      [jnp.exp(features - seen)],
-      -jnp.diff(seen, axis=-2, prepend=seen[..., :1, :]),
+      [jnp.exp(queries + largest - row_scale)],
+      [jnp.exp(features - largest)],
+      -jnp.diff(largest, axis=-2, prepend=largest[..., :1, :]),
     )
     return (
-      jnp.where(is_lost, row_scale, scale),
-      jnp.where(is_lost, row_scores, scores),
+      jnp.where(is_inaccurate, row_scale, scale),
+      jnp.where(is_inaccurate, row_scores, scores),
     )
 
-  is_any_lost = jnp.any(is_lost)
-  scale, scores = jax.lax.cond(is_any_lost, exact, lambda: (scale, scores))
+  scale, scores = jax.lax.cond(
+    jnp.any(is_inaccurate), recompute, lambda: (scale, scores)
+  )
   return Scaled(scale, jnp.einsum(_SUM, scores, values))
 
 
@@ -197,14 +200,14 @@ def rows(x, kv_heads, count=1):
   return x.reshape(shape).transpose(0, 3, 4, 1, 2, 5)
 
 
-def unrows(x):
+def join_rows(x):
   """Inverts `rows`."""
   x = x.transpose(0, 3, 4, 1, 2, 5)
   return x.reshape(x.shape[0], x.shape[1] * x.shape[2], -1, x.shape[5])
 
 
-def key_rows(phi, keys, count=1):
-  """Features of keys, and values with a one appended; both vanish for masked keys."""
+def key_features(phi, keys, count=1):
+  """Features of keys, and values with a one appended; masked keys contribute 0."""
   key, value, keep = keys
   keys = key, value, keep[..., None, None]
   key, value, keep = (rows(x, x.shape[2], count) for x in keys)
@@ -220,19 +223,20 @@ def chunk_sums(
 ) -> tuple[Scaled, Scaled]:
   """The state after G chunks of keys, and the results of queries for keys s ≤ t.
 
-  Queries are features, and keys are those of `key_rows`. None is the empty state, for
-  G = 1.
+  `queries` are features, and `keys` come from `key_features`. A `state` of None is the
+  empty state, for G = 1.
   """
 
-  def last(states):
+  def last_chunk(states):
     return jax.tree.map(lambda x: x[:, :, 0, -1], states)
 
-  own, sums = _total(*keys, is_log), _read_chunk(queries, keys, is_log)
+  own, sums = _chunk_state(*keys, is_log), _read_chunk(queries, keys, is_log)
   if state is None:
-    return last(own), sums
+    return last_chunk(own), sums
   first = jax.tree.map(lambda x: x[:, :, None, None], state)
   before = chunk_prefixes(join, first, own)
-  return join(last(before), last(own)), join(_read(before, queries), sums)
+  state = join(last_chunk(before), last_chunk(own))
+  return state, join(_read_state(before, queries), sums)
 
 
 def attend(
@@ -249,7 +253,7 @@ def attend(
   """Attention with any feature map, with the options of `linear_attention`.
 
   With `axis_name`, each device has a shard of the sequence, inside `jax.shard_map`.
-  Devices exchange states: one sum, or in causal calls ⌈log₂ D⌉ + 1 messages.
+  Devices exchange states: in one sum, or in causal calls by ⌈log₂ D⌉ + 1 messages.
 
   Raises:
     ValueError: the mask varies along queries, `block_size` is neither None nor a
@@ -259,100 +263,101 @@ def attend(
   if block_size is not None:
     checks.check_at_least("block_size", block_size, 1)
   keys = key, value, visible_keys(mask, query, key)
-  is_part = is_sequence_sharded(axis_name)
+  is_sharded = is_sequence_sharded(axis_name)
   if not is_causal:
-    state = state_after(phi, None, keys, block_size)
-    if is_part:
+    state = update_state(phi, None, keys, block_size)
+    if is_sharded:
       scale, (own_scale, sums) = None, state
       if own_scale is not None:
         own_scale = jax.lax.stop_gradient(own_scale)
         scale = jax.lax.pmax(own_scale, axis_name)
         sums *= jnp.exp(own_scale - scale)
       state = Scaled(scale, jax.lax.psum(sums, axis_name))
-    return read_all(phi, state, query, block_size)
+    return query_state(phi, state, query, block_size)
 
   length = query.shape[1]
-  if is_part:
+  if is_sharded:
     state = state_before(phi, keys, length, axis_name)
   else:
-    state = empty(key.shape[0], key.shape[2], phi, value.shape[3])
+    state = empty_state(key.shape[0], key.shape[2], phi, value.shape[3])
   size = chunk_size(length, block_size)
   count = chunks_per_step(query, size, phi.size + 2 * query.shape[3])
   step, size = functools.partial(_causal_step, count), count * size
   xs = query, *keys
-  return scan(step, phi, state, xs, size=size, is_empty=not is_part)[1]
+  return scan(step, phi, state, xs, size=size, is_empty=not is_sharded)[1]
 
 
 def _causal_step(count, phi, state, xs):
   query, *keys = xs
   queries = phi(rows(query, keys[0].shape[2], count))
-  keys = key_rows(phi, keys, count)
+  keys = key_features(phi, keys, count)
   state, sums = chunk_sums(phi.is_log, state, queries, keys)
-  return state, unrows(normalize(sums.sums)).astype(query.dtype)
+  return state, join_rows(normalize(sums.sums)).astype(query.dtype)
 
 
 def visible_keys(mask, query, key, *instead: str) -> Bool[Array, "B S"]:
-  """Which keys a key mask allows; the arguments are those of `checks.key_mask`."""
+  """The keys that a key mask allows; takes the arguments of `checks.key_mask`."""
   keep = checks.key_mask(mask, query, key, *instead)
   return jnp.ones(key.shape[:2], bool) if keep is None else keep
 
 
 def _positions_per_step(phi, x, block_size):
-  """The number of positions of a step that is not causal, in steps of equal size."""
+  """The number of positions per non-causal step; all steps have equal size."""
   size, length = block_size, x.shape[1]
   if size is None:
     size = BLOCK * chunks_per_step(x, BLOCK, phi.size + 2 * x.shape[3])
   return -(-length // -(-length // size))
 
 
-def state_after(
+def update_state(
   phi: FeatureMap,
   state: Scaled | None,
   keys: Sequence[Array],
   block_size: int | None = None,
 ) -> Scaled:
-  """Adds keys, given as (key, value, keep), to a state; None is the empty state."""
+  """Adds the keys of (key, value, keep) to a state; None is the empty state."""
   is_empty = state is None
   if state is None:
     batch, _, kv_heads, value_dim = keys[1].shape
-    state = empty(batch, kv_heads, phi, value_dim)
+    state = empty_state(batch, kv_heads, phi, value_dim)
   size, xs = _positions_per_step(phi, keys[0], block_size), tuple(keys)
   return scan(_state_step, phi, state, xs, size=size, is_empty=is_empty)[0]
 
 
 def _state_step(phi, state, keys):
-  own = _total(*key_rows(phi, keys), phi.is_log)
+  own = _chunk_state(*key_features(phi, keys), phi.is_log)
   own = jax.tree.map(lambda x: x[:, :, 0, 0], own)
   return own if state is None else join(state, own), ()
 
 
-def read_all(
+def query_state(
   phi: FeatureMap, state: Scaled, query: Array, block_size: int | None = None
 ) -> Float[Array, "B T N V"]:
-  """The results of all queries for one state."""
+  """Computes the results of all queries for one state."""
   size = _positions_per_step(phi, query, block_size)
-  return scan(_read_step, (phi, state), (), query, size=size)[1]
+  return scan(_query_step, (phi, state), (), query, size=size)[1]
 
 
-def _read_step(params, _, query):
+def _query_step(params, _, query):
   phi, state = params
   state = jax.tree.map(lambda x: x[:, :, None, None], state)
   queries = phi(rows(query, state.sums.shape[1]))
-  return (), unrows(normalize(_read(state, queries).sums)).astype(query.dtype)
+  sums = _read_state(state, queries).sums
+  return (), join_rows(normalize(sums)).astype(query.dtype)
 
 
 def state_before(
   phi: FeatureMap, keys: Sequence[Array], length: int, axis_name: str
 ) -> Scaled:
-  """The state of the keys of all devices before this one."""
+  """The state of the keys of all earlier devices."""
   if keys[0].shape[1] != length:
     raise ValueError(
       "is_causal: expected as many keys as queries on each device, got "
       f"{length} queries and {keys[0].shape[1]} keys"
     )
-  own = state_after(phi, None, keys)
+  own = update_state(phi, None, keys)
   batch, kv_heads, width, _ = own.sums.shape
-  first = empty(batch, kv_heads, phi, width - 1)
+  first = empty_state(batch, kv_heads, phi, width - 1)
   return device_prefix(join, first, own, axis_name)
 
 
@@ -367,6 +372,6 @@ def root_scale(
   scale = checks.softmax_scale(scale, head_dim)
   if not isinstance(scale, jax.Array) and scale <= 0.0:
     raise ValueError(
-      f"scale: expected > 0, because its root scales query and key, got {scale}"
+      f"scale: expected > 0, as its square root scales query and key, got {scale}"
     )
   return jnp.sqrt(jnp.float32(scale))

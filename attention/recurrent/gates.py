@@ -1,4 +1,4 @@
-"""Gates of recurrences, and the mechanism of a recurrence."""
+"""Gates of recurrences, and mechanisms that are recurrences."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -29,44 +29,44 @@ Gate = Callable[[Params, Array], Array]
 
 
 def gates_from_keys(mechanism: Attention) -> Attention:
-  """Makes a mechanism compute its gates from its keys.
+  """Returns a mechanism that computes its gates from its keys.
 
-  For callers that have queries, keys and values but not the inputs of their
-  projections: benchmarks, pictures, the contract. F of its `Dims` is K·H. A mechanism
-  without gates is returned unchanged. A mechanism that makes its own keys ('own_keys')
-  makes them from the given keys.
+  This is for callers that have queries, keys and values but not the inputs from which
+  they are projected, such as benchmarks. F of its `Dims` is K·H. A mechanism without
+  gates is returned unchanged. A mechanism that computes its own keys ('own_keys')
+  computes them from the given keys.
   """
   gates = mechanism.gates
   if gates is None:
     return mechanism
-  makes_keys = "own_keys" in mechanism.supports
+  has_own_keys = "own_keys" in mechanism.supports
 
-  def read(variables, key):
+  def key_gates(variables, key):
     return gates(variables, key.reshape(*key.shape[:2], -1))
 
-  def reading(function, has_cache=False):
+  def with_gates(function, has_cache=False):
     """Wraps a function of the mechanism to compute its gates."""
 
     def call(variables, *args, **options):
       cache, (query, key, value, *others) = args[:has_cache], args[has_cache:]
       checks.check_qkv(query, key, key if value is None else value)
-      given = call_with_auto_axes(read, key, (variables, key), {})
-      key = None if makes_keys else key
-      options = {**given, **options}
+      computed = call_with_auto_axes(key_gates, key, (variables, key), {})
+      key = None if has_own_keys else key
+      options = {**computed, **options}
       return function(variables, *cache, query, key, value, *others, **options)
 
     return function and call
 
   return mechanism._replace(
-    apply=reading(mechanism.apply),
-    decode=reading(mechanism.decode, has_cache=True),
-    prefill=reading(mechanism.prefill, has_cache=True),
+    apply=with_gates(mechanism.apply),
+    decode=with_gates(mechanism.decode, has_cache=True),
+    prefill=with_gates(mechanism.prefill, has_cache=True),
     gates=None,
   )
 
 
 def kernel(key: Array, *shape: int) -> Float[Array, "..."]:
-  """Draws a matrix from N(0, 1/F), with F the first axis."""
+  """Draws a matrix from N(0, 1/F), with F the size of the first axis."""
   return jax.random.normal(key, shape) / math.sqrt(shape[0])
 
 
@@ -83,7 +83,7 @@ def rms_norm(x: Float[Array, "*A H"], epsilon: float) -> Float[Array, "*A H"]:
 
 
 def project(inputs: Float[Array, "B T F"], *weights: Array) -> Array:
-  """Inputs · weights · …, in float32."""
+  """Multiplies inputs by one weight after another, in float32."""
   x = inputs.astype(jnp.float32)
   for kernel in weights:
     flat = x @ kernel.reshape(kernel.shape[0], -1)
@@ -120,19 +120,19 @@ def step_params(
 
 
 def step_bias(key: Array, shape: tuple[int, ...]) -> Float[Array, "*A"]:
-  """Draws b for which softplus(b) = Δ is log-uniform from 0.001 to 0.1."""
+  """Draws b such that softplus(b) = Δ is log-uniform from 0.001 to 0.1."""
   low, high = math.log(0.001), math.log(0.1)
   step = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
   return step + jnp.log(-jnp.expm1(-step))
 
 
 def step(params: Params, inputs: Float[Array, "B T F"]) -> Array:
-  """Δ = softplus(x · W + b) per head, or with W₁ · W₂ per channel."""
+  """Step sizes Δ = softplus(x · W + b) per head, or with W₁ · W₂ per channel."""
   return jax.nn.softplus(_step_logits(params, inputs))
 
 
 def _step_logits(params, inputs):
-  """X · W + b per head, or with W₁ · W₂ per channel."""
+  """The logits x · W + b per head, or with W₁ · W₂ per channel."""
   kernels = "step_kernel", "step_down", "step_up"
   kernels = [params[name] for name in kernels if name in params]
   return project(inputs, *kernels) + params["step_bias"][None, None]
@@ -141,7 +141,7 @@ def _step_logits(params, inputs):
 def step_decay(params: Params, inputs: Float[Array, "B T F"]) -> Array:
   """The log decays −Δ e^A per head or channel, with one A per head."""
   steps = step(params, inputs)
-  return -steps * _rate_like(params, steps)
+  return -steps * _rates(params, steps)
 
 
 def bounded_decay(lower_bound: float) -> Gate:
@@ -155,31 +155,31 @@ def bounded_decay(lower_bound: float) -> Gate:
 
   def decay(params, inputs):
     logits = _step_logits(params, inputs)
-    return lower_bound * jax.nn.sigmoid(logits * _rate_like(params, logits))
+    return lower_bound * jax.nn.sigmoid(logits * _rates(params, logits))
 
   return decay
 
 
-def _rate_like(params, steps):
-  """e^A of each head, for arrays per head or per channel."""
+def _rates(params, steps):
+  """The rate e^A of each head, broadcastable to steps per head or per channel."""
   rate = jnp.exp(params["log_rate"])
   return rate.reshape(1, 1, -1, *[1] * (steps.ndim - 3))
 
 
-def check_given(name: str, call: Mapping[str, Any], *options: str) -> None:
-  """Raises ValueError if a call lacks the options that the mechanism's `gates` makes."""
+def check_gates(name: str, call: Mapping[str, Any], *options: str) -> None:
+  """Raises ValueError if a call lacks options that the mechanism's `gates` computes."""
   for option in options:
     if call.get(option) is None:
       raise ValueError(
-        f"{option}: {name} attention computes it from the inputs of the layer, got "
-        "none; give the call **attention.gates(variables, inputs)"
+        f"{option}: expected the gate that {name} attention computes from the "
+        "inputs of the layer, got None; pass **attention.gates(variables, inputs)"
       )
 
 
 def check_rate(max_rate: float) -> None:
   """Raises ValueError unless `max_rate` is above 0 and at most 2."""
   if not 0.0 < max_rate <= 2.0:
-    # With a larger β and keys of unit length, states grow.
+    # States grow if β is larger, even with keys of unit length.
     raise ValueError(
       f"max_rate: expected above 0 and at most 2, got {max_rate!r}"
     )
@@ -236,29 +236,31 @@ def recurrent_mechanism(
   init_state: Callable[[int, Dims], Cache] | None = None,
   is_sharded: bool = True,
 ) -> Attention:
-  """Makes the mechanism of a recurrence.
+  """Returns the mechanism of a recurrence.
 
   Args:
     name: name of the mechanism, for messages.
     recurrence: `(params, query, key, value, **options) -> (out, state)`. Gates are
       options; all arrays have N heads, and keys, values and gates of masked positions
       are 0.
-    implementation: value of the recurrence's option of this name for whole sequences;
-      None if it has no such option.
+    implementation: the recurrence's option of this name, for whole sequences; None if
+      it has no such option.
     init: `(key, dims) -> params`, required if there are gates.
     gates: maps options to functions `(params, inputs)` that compute them.
     arrays: annotations of gates other than `log_decay` and `beta`.
     init_state: `(batch, dims) -> state`; None means zeros `[B, N, H, V]`.
-    is_sharded: whether the recurrence takes an `axis_name`, of a sharded sequence.
+    is_sharded: whether the recurrence takes an `axis_name`, for a sharded sequence.
 
   Returns:
     An `Attention` whose cache is the state of each example.
   """
-  by_kernel = recurrence
+  sequence_recurrence = recurrence
   if implementation is not None:
-    by_kernel = functools.partial(recurrence, implementation=implementation)
+    sequence_recurrence = functools.partial(
+      recurrence, implementation=implementation
+    )
 
-  def make(key, dims):
+  def init_variables(key, dims):
     if init is None:
       return {}
     if gates:
@@ -269,28 +271,29 @@ def recurrent_mechanism(
     recurrence, variables, query, key, value, state, /, axis_name=None, **call
   ):
     checked = {"query": query, "key": key, "value": value}
-    given = {gate: call.pop(gate, None) for gate in gates}
+    gate_arrays = {gate: call.pop(gate, None) for gate in gates}
     call = accepted_options(name, _attend, call)
     if axis_name is not None and not is_sharded:
       known = set(call) | {"mask", "is_causal", "scale"}
       raise ValueError(unknown_option("axis_name", name, sorted(known)))
-    checked |= {**given, **call}
+    checked |= {**gate_arrays, **call}
     if init_state is None:
       checked["initial_state"] = state
     needed = ("query", "key", "value")
     checks.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
-    check_given(name, given, *gates)
+    check_gates(name, gate_arrays, *gates)
     params, qkv = _float32_params(variables), promote(query, key, value)
     out, state = call_with_auto_axes(
       functools.partial(_attend, recurrence),
       query,
-      (params, *qkv, given, state),
+      (params, *qkv, gate_arrays, state),
       {**call, "axis_name": axis_name},
     )
     return out.astype(query.dtype), state
 
   def apply(variables, query, key, value, **call):
-    return run(by_kernel, variables, query, key, value, None, **call)[0]
+    qkv = query, key, value
+    return run(sequence_recurrence, variables, *qkv, None, **call)[0]
 
   def init_cache(variables, batch, max_length, dims, dtype):
     del variables, max_length, dtype
@@ -304,20 +307,20 @@ def recurrent_mechanism(
     return run(recurrence, variables, *qkv, state, is_causal=True, **call)
 
   def prefill(variables, state, query, key, value, lengths, **call):
-    is_read = jnp.arange(query.shape[1])[None, :] < lengths[:, None]
-    shown = {"mask": is_read[:, None, None, :], "is_causal": True}
+    keep = jnp.arange(query.shape[1])[None, :] < lengths[:, None]
     qkv = query, key, value
-    return run(by_kernel, variables, *qkv, state, **shown, **call)[1]
+    call = {"mask": keep[:, None, None, :], "is_causal": True} | call
+    return run(sequence_recurrence, variables, *qkv, state, **call)[1]
 
-  def read(variables, inputs):
+  def compute_gates(variables, inputs):
     params = _float32_params(variables)
-    # A single cast: with several, devices along 'tensor' would sum each gradient
+    # A single cast, because devices along 'tensor' sum the gradient of each cast
     # separately.
     inputs = inputs.astype(jnp.float32)
     return {gate: function(params, inputs) for gate, function in gates.items()}
 
   return Attention(
-    init=make,
+    init=init_variables,
     apply=apply,
     init_cache=init_cache,
     decode=decode,
@@ -328,26 +331,30 @@ def recurrent_mechanism(
     ),
     cost="linear",
     causal_only=True,
-    gates=read if gates else None,
+    gates=compute_gates if gates else None,
   )
 
 
-def from_query(name: str, mechanism: Attention) -> Attention:
-  """Wraps a recurrence that computes everything from the query.
+def query_only(name: str, mechanism: Attention) -> Attention:
+  """Wraps a recurrence that computes its keys, and by default its values, from queries.
 
-  The recurrence receives the query as its key, too, with zeros at masked positions, and
-  as its value unless a call has one.
+  The recurrence receives the query, with zeros at masked positions, as its key and, if
+  a call has no value, also as its value.
 
   Returns:
     The mechanism with 'shared_qk' and 'own_keys', whose functions expect None as the
     key.
   """
 
-  def reading(function, has_cache=False):
+  def with_query(function, has_cache=False):
+    """Wraps a function of the mechanism to use the query as its key."""
+
     def call(variables, *args, **options):
       cache, (query, key, value, *others) = args[:has_cache], args[has_cache:]
       if key is not None:
-        raise ValueError(f"key: {name} makes it of the query; expected None")
+        raise ValueError(
+          f"key: expected None, as {name} computes it from the query, got an array"
+        )
       value = query if value is None else value
       qkv = query, query, value
       return function(variables, *cache, *qkv, *others, **options)
@@ -355,20 +362,20 @@ def from_query(name: str, mechanism: Attention) -> Attention:
     return function and call
 
   return mechanism._replace(
-    apply=reading(mechanism.apply),
-    decode=reading(mechanism.decode, has_cache=True),
-    prefill=reading(mechanism.prefill, has_cache=True),
+    apply=with_query(mechanism.apply),
+    decode=with_query(mechanism.decode, has_cache=True),
+    prefill=with_query(mechanism.prefill, has_cache=True),
     supports=mechanism.supports - {"value_heads"} | {"shared_qk", "own_keys"},
   )
 
 
-def for_width(
+def gate_per_channel(
   gate: Float[Array, "... H"], value: Float[Array, "... V"]
 ) -> Float[Array, "... V"]:
   """The gate of each channel of a value.
 
-  Values of another width, such as the identity that shows the attention matrix, get the
-  mean.
+  All channels of a value of another width, such as the identity matrix of
+  `attention_weights`, get the mean.
   """
   if gate.shape[-1] == value.shape[-1]:
     return gate
@@ -382,7 +389,7 @@ def _attend(
   query,
   key,
   value,
-  given,
+  gates,
   state,
   /,
   *,
@@ -393,24 +400,24 @@ def _attend(
   query_segment_ids=None,
   key_segment_ids=None,
 ):
-  """The results and the state of a recurrence, with its gates in `given`.
+  """The results and the state of a recurrence.
 
-  Queries and keys are one sequence, so a position whose two segment ids differ is in
-  neither segment: it is masked, and its result is 0.
+  Queries and keys are one sequence, so a position with different query and key segment
+  ids is in no segment: it is masked, and its result is 0.
   """
   num_heads = max(x.shape[2] for x in (query, key, value))
   query, key, value = (
     jnp.repeat(x, num_heads // x.shape[2], axis=2) for x in (query, key, value)
   )
   keep = checks.key_mask(mask, query, key)
-  same = None
+  in_segment = None
   if key_segment_ids is not None:
-    same = query_segment_ids == key_segment_ids
-    keep = same if keep is None else keep & same
+    in_segment = query_segment_ids == key_segment_ids
+    keep = in_segment if keep is None else keep & in_segment
   if keep is not None:
     mask = keep[:, None, None, :]
-    key, value, given = jax.tree.map(
-      lambda x: zero_masked(x, keep), (key, value, given)
+    key, value, gates = jax.tree.map(
+      lambda x: zero_masked(x, keep), (key, value, gates)
     )
   out, state = recurrence(
     params,
@@ -423,8 +430,8 @@ def _attend(
     segment_ids=key_segment_ids,
     initial_state=state,
     axis_name=axis_name,
-    **given,
+    **gates,
   )
-  if same is not None:
-    out = jnp.where(same[..., None, None], out, 0.0)
+  if in_segment is not None:
+    out = jnp.where(in_segment[..., None, None], out, 0.0)
   return out.astype(query.dtype), state

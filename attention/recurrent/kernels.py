@@ -1,6 +1,6 @@
 """The kernels of jax-linear-attention, an alternative to the chunked form in XLA.
 
-The supported calls are those of version 0.1.0, compiled for an H100.
+The checks describe version 0.1.0, compiled for an H100.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from attention.recurrent.scan import is_sequence_sharded
 Implementation = Literal["xla", "jla"]
 
 _VERSIONS = {"jax-linear-attention": "0.1.0", "jax": "0.11.2"}
-"""Required versions: the format of such kernels changes with every release of JAX."""
+"""Required versions: the format of kernels changes with each release of JAX."""
 
 _SUPPORTS = {
   "simple_gla": "scalar_gate.supports_simple_gla",
@@ -29,12 +29,11 @@ _SUPPORTS = {
   "gdn2": "gdn2.supports_gdn2",
   "rwkv7": "rwkv7.supports_rwkv7",
 }
-"""Maps the kind of a recurrence to the predicate that says whether a kernel
-supports a call."""
+"""Maps the kind of a recurrence to the predicate whether its kernel supports a call."""
 
-_LEAST_DECAY = -30.0
-"""Smallest log decay: kernels subtract sums of logarithms, which strong decays would
-make inexact, and a factor of e^−30 is negligible in float32."""
+_MIN_LOG_DECAY = -30.0
+"""The smallest log decay: kernels subtract sums of logarithms, which strong decays
+would make inexact, and a factor of e^−30 is negligible in float32."""
 
 
 def recurrence(
@@ -52,9 +51,9 @@ def recurrence(
   lower_bound: float | None,
   **call: Any,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B N H V"]]:
-  """Computes `recurrent_attention` by a kernel, for the arrays of its `by_head`.
+  """Computes `recurrent_attention` by a kernel, from the arrays of `prepare_arrays`.
 
-  `decays` says whether there are decays. `call` has `dtype`, the original dtype of
+  `decays` is whether the caller gave decays. `call` has `dtype`, the original dtype of
   queries, keys and values, and `scale`, `initial_state`, `segment_ids` and `axis_name`.
   Log decays are clipped to `lower_bound`; with a bound of at least −2.5, RWKV-7 uses a
   faster kernel.
@@ -63,8 +62,8 @@ def recurrence(
     ValueError: no kernel supports the call.
   """
   rate = jnp.ones_like(log_decay[..., :1]) if beta is None else beta
-  least = _LEAST_DECAY if lower_bound is None else lower_bound
-  log_decay = jnp.maximum(log_decay, least)
+  bound = _MIN_LOG_DECAY if lower_bound is None else lower_bound
+  log_decay = jnp.maximum(log_decay, bound)
   if replacement is not None and erase_key is not None:
     if lower_bound is not None:
       call["lower_bound"] = lower_bound
@@ -72,11 +71,12 @@ def recurrence(
     gates = {"w": decay, "a": -erase_key, "b": replacement}
     return _output("rwkv7", query, key, value, gates, **call)
   if erase_key is not None:
-    # RWKV-7's kernel supports it, but is not faster than the chunked form (gpu.md).
+    # RWKV-7's kernel supports erase keys, but is not faster than the chunked form
+    # (gpu.md).
     raise ValueError(
       "implementation: 'jla' cannot take erase_key; use 'xla' or None"
     )
-  is_channels = log_decay.shape[-1] > 1
+  per_channel = log_decay.shape[-1] > 1
   if erase_gate is not None or write_gate is not None:
     erase, write = (
       rate if gate is None else rate * gate for gate in (erase_gate, write_gate)
@@ -85,9 +85,9 @@ def recurrence(
     for name, like in (("g", key), ("b", key), ("w", value)):
       gates[name] = jnp.broadcast_to(gates[name], like.shape)
   elif beta is None:
-    kind, gates = "gla" if is_channels else "simple_gla", {"g": log_decay}
+    kind, gates = "gla" if per_channel else "simple_gla", {"g": log_decay}
   elif decays:
-    kind = "kda" if is_channels else "gated_deltanet"
+    kind = "kda" if per_channel else "gated_deltanet"
     gates = {"g": log_decay, "beta": beta}
   else:
     kind, gates = "deltanet", {"beta": beta}
@@ -105,7 +105,7 @@ def _output(
   num_segments=None,
   **options,
 ):
-  """The output and state of the kernel of a kind."""
+  """The output and the state that the kernel of a kind computes."""
   query, gates = arrays[0], arrays[3]
   qkv = [x.astype(dtype) for x in arrays[:3]]
   scale = checks.softmax_scale(scale, query.shape[-1])
@@ -156,6 +156,6 @@ def _obstacle(kind, qkv, gates, options, scale, axis_name) -> str:
     return f"takes heads of 64 or 128, got {width} and {value.shape[-1]}"
   if kind in ("gla", "kda", "gdn2") and heads * width % 128:
     return (
-      f"takes decays of channels for N·H a multiple of 128, got {heads * width}"
+      f"takes decays per channel for N·H a multiple of 128, got {heads * width}"
     )
-  return f"has no kernel of {kind} for queries of shape {query.shape}"
+  return f"has no {kind} kernel for queries of shape {query.shape}"

@@ -1,10 +1,11 @@
 """Packed sequences with an initial and a final state for each segment.
 
-A row of T positions has up to G segments. They are rearranged so that each starts a
-chunk. There the state is set to the segment's initial state, and the state after its last
-chunk is the final state. Chunks are padded with zeros, which change no state, and masked
-positions are removed. A segment of l positions takes ⌈l/C⌉ chunks; all segments take at
-most (T + G·(C−1)) / C, so memory is linear in T + G·C.
+A row of T positions has up to G segments. They are rearranged so that each segment
+starts with a new chunk. The state before this chunk is the segment's initial state, and
+the state after its last chunk is its final state. Chunks are padded with zeros, which
+leave states unchanged, and masked positions are removed. A segment of l positions needs
+⌈l/C⌉ chunks; all segments need at most (T + G·(C−1)) / C, so memory is linear in T +
+G·C.
 """
 
 from collections.abc import Callable
@@ -30,33 +31,33 @@ _SHORTEST = 16
 
 
 class Packing(NamedTuple):
-  """The positions of segments in X chunks of C.
+  """The layout of segments in X chunks of C positions.
 
   Attributes:
     size: C.
-    place: new index of each position; beyond all chunks if the position is masked.
-    offset: number of earlier positions of the same segment.
-    opens: whether a segment starts at the chunk.
-    segment: segment of each chunk.
-    last: last chunk of each segment; −1 for an empty segment.
+    index: the new index of each position; beyond all chunks for masked positions.
+    offset: the number of earlier positions of the same segment.
+    is_first: whether a chunk is the first of its segment.
+    segment: the segment of each chunk.
+    last: the last chunk of each segment; −1 for an empty segment.
   """
 
   size: int
-  place: Int[Array, "B T"]
+  index: Int[Array, "B T"]
   offset: Int[Array, "B T"]
-  opens: Bool[Array, "B X"]
+  is_first: Bool[Array, "B X"]
   segment: Int[Array, "B X"]
   last: Int[Array, "B G"]
 
-  def spread(self, tree: Any) -> Any:
+  def scatter(self, tree: Any) -> Any:
     """Rearranges arrays `[B, T, …]` to `[B, X·C, …]`, padded with zeros."""
-    length = self.opens.shape[1] * self.size
+    length = self.is_first.shape[1] * self.size
 
-    def put(rows, place):
-      empty = jnp.zeros_like(rows, shape=(length, *rows.shape[1:]))
-      return empty.at[place].set(rows, mode="drop", unique_indices=True)
+    def put(rows, index):
+      zeros = jnp.zeros_like(rows, shape=(length, *rows.shape[1:]))
+      return zeros.at[index].set(rows, mode="drop", unique_indices=True)
 
-    return jax.tree.map(lambda x: jax.vmap(put)(x, self.place), tree)
+    return jax.tree.map(lambda x: jax.vmap(put)(x, self.index), tree)
 
   def run(
     self,
@@ -64,7 +65,7 @@ class Packing(NamedTuple):
     inputs: Any,
     states: Any,
   ) -> tuple[Array, Any]:
-    """The results, 0 at masked positions, and the final state of each segment.
+    """Computes the results, 0 at masked positions, and the final state of each segment.
 
     Args:
       attend: `(inputs, resets) -> results, states after each chunk`.
@@ -72,10 +73,10 @@ class Packing(NamedTuple):
       states: a pytree of initial states `[B, G, …]`.
     """
     first = jax.tree.map(lambda x: layout.rows_at(x, self.segment), states)
-    out, after = attend(self.spread(inputs), Resets(self.opens, first))
+    out, after = attend(self.scatter(inputs), Resets(self.is_first, first))
 
-    def read(rows, place):
-      return rows.at[place].get(mode="fill", fill_value=0)
+    def gather(rows, index):
+      return rows.at[index].get(mode="fill", fill_value=0)
 
     def select(after, state):
       rows = layout.rows_at(after, jnp.maximum(self.last, 0))
@@ -83,7 +84,7 @@ class Packing(NamedTuple):
       return jnp.where(is_empty, state, rows)
 
     last = jax.tree.map(select, after, states)
-    return jax.vmap(read)(out, self.place), last
+    return jax.vmap(gather)(out, self.index), last
 
 
 def pack(
@@ -91,12 +92,12 @@ def pack(
   keep: Bool[Array, "B T"] | None,
   num_segments: int,
 ) -> Packing:
-  """Computes the layout of the segments 0 … G−1 of each row, each contiguous.
+  """Computes the layout of the contiguous segments 0 … G−1 of each row.
 
   Positions with another id, such as −1, are masked.
 
   Raises:
-    ValueError: there are no ids.
+    ValueError: `segment_ids` is None.
   """
   if segment_ids is None:
     raise ValueError(
@@ -107,39 +108,39 @@ def pack(
   size = min(CHUNK, max(_SHORTEST, length // num_segments))
   size = chunk_size(length, size)
   count = min((length + num_segments * (size - 1)) // size, length)
-  is_there = (segment_ids >= 0) & (segment_ids < num_segments)
-  keep = is_there if keep is None else keep & is_there
-  places = jnp.arange(length)[None]
+  is_valid = (segment_ids >= 0) & (segment_ids < num_segments)
+  keep = is_valid if keep is None else keep & is_valid
+  positions = jnp.arange(length)[None]
   # The last unmasked position before each, and whether its segment differs.
-  before = jax.lax.cummax(jnp.where(keep, places, -1), axis=1)
+  before = jax.lax.cummax(jnp.where(keep, positions, -1), axis=1)
   before = jnp.pad(before[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
   earlier = layout.rows_at(segment_ids, jnp.maximum(before, 0))
-  begins = keep & ((before < 0) | (earlier != segment_ids))
+  starts = keep & ((before < 0) | (earlier != segment_ids))
   number = jnp.cumsum(keep, axis=1, dtype=jnp.int32) - keep
-  offset = number - jax.lax.cummax(jnp.where(begins, number, 0), axis=1)
-  within = offset % size
-  chunk = jnp.cumsum(keep & (within == 0), axis=1, dtype=jnp.int32) - 1
+  offset = number - jax.lax.cummax(jnp.where(starts, number, 0), axis=1)
+  chunk_offset = offset % size
+  chunk = jnp.cumsum(keep & (chunk_offset == 0), axis=1, dtype=jnp.int32) - 1
   chunk = jnp.where(keep, chunk, count)
 
   @jax.vmap
-  def by_chunk(chunk, begins, ids, last):
-    opens = jnp.zeros(count, bool).at[jnp.where(begins, chunk, count)]
+  def chunk_layout(chunk, starts, ids, last):
+    is_first = jnp.zeros(count, bool).at[jnp.where(starts, chunk, count)]
     segment = jnp.zeros(count, ids.dtype).at[chunk].set(ids, mode="drop")
     lasts = jnp.full(num_segments, -1, jnp.int32).at[ids].max(last, mode="drop")
-    return opens.set(True, mode="drop"), segment, lasts
+    return is_first.set(True, mode="drop"), segment, lasts
 
   last = jnp.where(keep, chunk, -1)
-  found = by_chunk(chunk, begins, segment_ids, last)
-  place = jnp.where(keep, chunk * size + within, count * size + places)
-  return Packing(size, place, offset, *found)
+  chunks = chunk_layout(chunk, starts, segment_ids, last)
+  index = jnp.where(keep, chunk * size + chunk_offset, count * size + positions)
+  return Packing(size, index, offset, *chunks)
 
 
-def packing_of(
+def make_packing(
   query: Float[Array, "B T N H"],
   num_segments: int,
   options: dict[str, Any],
 ) -> Packing:
-  """The layout of segments with separate states; pops their ids from the options."""
+  """The layout of segments with separate states; pops `segment_ids` from `options`."""
   keep = checks.key_mask(options["mask"], query, query)
   return pack(options.pop("segment_ids"), keep, num_segments)
 
@@ -154,7 +155,7 @@ def first_state(
   """The initial state `[B, *shape]` in float32, or one per segment; None is 0.
 
   Raises:
-    ValueError: it has another shape; the message names the axes by `letters`.
+    ValueError: `state` has another shape; the message calls the axes `letters`.
   """
   if num_segments is not None:
     shape, letters = (num_segments, *shape), f"G, {letters}"
@@ -169,10 +170,10 @@ def first_state(
 
 
 def first_states(state: Any, empty: Any, what: str) -> Any:
-  """The initial state, a named tuple of arrays; None is the empty one.
+  """The initial state, a named tuple of arrays; None is the `empty` one.
 
   Raises:
-    ValueError: its arrays have other shapes; the message says `what` was expected.
+    ValueError: its arrays have other shapes; the message calls them `what`.
   """
   if state is None:
     return empty
@@ -188,71 +189,75 @@ def results(
   inputs: Any,
   state: Float[Array, "B *G N H X"],
 ) -> tuple[Array, Array]:
-  """The results and the last state, or with a packing that of each segment.
+  """The results and the last state, or with a packing the last state of each segment.
 
   Args:
-    attend: `(inputs, state) -> last state, results`; with `resets` the results are a
-      pair of these and the states after each chunk.
-    packing: of segments with separate states; None is one sequence.
+    attend: `(inputs, state) -> last state, results`. With `resets` as a third argument,
+      the results are a pair of these and the states after each chunk.
+    packing: the layout of segments with separate states; None is one sequence.
     inputs: a pytree of `[B, T, …]`.
     state: from `first_state`.
   """
   if packing is None:
     last, out = attend(inputs, state)
     return out, last
-  none = jnp.zeros_like(state, shape=(state.shape[0], *state.shape[2:]))
+  zeros = jnp.zeros_like(state, shape=(state.shape[0], *state.shape[2:]))
   return packing.run(
-    lambda inputs, resets: attend(inputs, none, resets)[1], inputs, state
+    lambda inputs, resets: attend(inputs, zeros, resets)[1], inputs, state
   )
 
 
-def whole_steps(resets: Resets, count: int) -> Resets:
-  """Pads resets with zeros, for steps of `count` of the X chunks."""
+def pad_to_steps(resets: Resets, count: int) -> Resets:
+  """Pads resets of X chunks with zeros to whole steps of `count` chunks."""
   return jax.tree.map(lambda x: pad(x, -x.shape[1] % count), resets)
 
 
 def head_resets(
   resets: Resets | None, factor: Float[Array, "B N G X Y"]
 ) -> Resets | None:
-  """Resets in the form of `chunk_prefixes`, to the states (0, `[B, N, G, …]`)."""
+  """Resets for `chunk_prefixes`, to the transitions (0, state) `[B, N, G, …]`."""
   if resets is None:
     return None
   states = jnp.moveaxis(resets.states, 1, 2)
-  return Resets(resets.opens, (jnp.zeros_like(factor), states))
+  return Resets(resets.is_reset, (jnp.zeros_like(factor), states))
 
 
 def with_states(
   out: Float[Array, "B T N V"], after: Float[Array, "B N G H X"]
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B G N H X"]]:
-  """The results, and the states after each chunk."""
+  """The results, and the states after each chunk `[B, G, N, H, X]`."""
   return out, jnp.moveaxis(after, 2, 1)
 
 
 def visible_positions(
   keep: Bool[Array, "B T"],
-  begins: Bool[Array, "B T 1 1"] | None,
+  segment_starts: Bool[Array, "B T 1 1"] | None,
   count: Int[Array, "B"],
   axis_name: str | None = None,
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-  """Counts the unmasked positions of its segment before each position, and up to it.
+  """Counts the unmasked positions of a segment before each position, and up to it.
 
-  The first segment continues from `count` positions; `begins` is that of `by_head`.
+  The first segment continues after `count` positions; `segment_starts` is that of
+  `prepare_arrays`.
   """
-  began = jnp.zeros_like(keep) if begins is None else begins[:, :, 0, 0]
+  if segment_starts is None:
+    starts = jnp.zeros_like(keep)
+  else:
+    starts = segment_starts[:, :, 0, 0]
 
-  def counted(count):
+  def counts(count):
     ends = jnp.cumsum(keep, axis=1, dtype=jnp.int32)
     before = ends - keep
-    start = jnp.where(began, before, -count[:, None])
-    start = jax.lax.cummax(start, axis=1)
-    return before - start, ends - start
+    offset = jnp.where(starts, before, -count[:, None])
+    offset = jax.lax.cummax(offset, axis=1)
+    return before - offset, ends - offset
 
-  def both(earlier, later):
+  def combine(earlier, later):
     count = later[0] + jnp.where(later[1], 0, earlier[0])
     return count, earlier[1] | later[1]
 
   if is_sequence_sharded(axis_name):
-    own = counted(count)[1][:, -1], jnp.any(began, axis=1)
+    own = counts(count)[1][:, -1], jnp.any(starts, axis=1)
     first = jax.tree.map(jnp.zeros_like, own)
-    count, _ = device_prefix(both, first, own, axis_name)
-  return counted(count)
+    count, _ = device_prefix(combine, first, own, axis_name)
+  return counts(count)

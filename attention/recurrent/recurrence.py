@@ -12,7 +12,7 @@ subtracts the erased value at a key c instead of k:
 
     replaced   S_t = S' + k_t v_tᵀ − c_t (S_{t−1}ᵀ p_t)ᵀ
 
-RWKV-6 reads S_{t−1} with its queries, too: out_t = scale · S_{t−1}ᵀ q_t.
+In RWKV-6, queries also read S_{t−1}: out_t = scale · S_{t−1}ᵀ q_t.
 
 A chunk of C positions with initial state S is a sum over pairs. With G_ij = Σ g_u over
 j < u ≤ i, G_i the sum from the start of the chunk, and A^x_ij = Σ_h x_ih k_jh e^G_ijh,
@@ -23,19 +23,18 @@ where u = v for the gated form, and for the delta rule (WY form)
 
     u = U − W S        (I + stril(A^p)) [U, W] = [v, p ⊙ e^G_i]
 
-If p or q reads S_{t−1}, G in A^p or A^q and next to it ends at i − 1. In the replaced form
-u = v, and the erased values e add terms with c:
+If p or q reads S_{t−1}, its G, in A^p or A^q and as a factor, ends at i − 1. In the
+replaced form u = v, and the erased values e add terms with c:
 
     (I + stril(B^p)) e = stril(A^p) v + (p ⊙ e^G_i) S        B^x_ij = Σ_h x_ih c_jh e^G_ijh
     out += −tril(B^q) e        S += −(c ⊙ e^G_Cj)ᵀ e
 
 If decays are per channel or the state is small, a CPU computes long calls without
-derivatives position by position (`_position`): only gradients need the products of
-chunks.
+derivatives position by position (`_position`): only gradients need the chunked form.
 
-Every exponent is a sum of log decays, hence never positive: nothing overflows, and terms
-that underflow are negligible. At the start of a segment, g is −10³⁰, which clears the
-state. Masked positions and padding have g = 0 and k = p = v = 0.
+Every exponent is a sum of log decays and never positive, so nothing overflows, and
+terms that underflow are negligible. At the start of a segment, g is −10³⁰, which clears
+the state. Masked positions and padding have g = 0 and k = p = v = 0.
 
 A range of positions transforms a state linearly, S → M S + S', and (M₁, S₁) followed by
 (M₂, S₂) is (M₂ M₁, M₂ S₁ + S₂). So an associative scan gives the state before each of
@@ -53,8 +52,8 @@ from attention import checks
 from attention.platform import backend
 from attention.recurrent import kernels, packing
 from attention.recurrent.arrays import (
-  by_head,
   chunks,
+  prepare_arrays,
   repeat_heads,
   unchunk,
   unit_length,
@@ -78,8 +77,8 @@ from attention.recurrent.triangular import (
 )
 
 _SMALL_STATE = 2**15
-"""Largest size of a state that fits into a CPU's cache: with such a state, computing
-position by position is faster even with one decay per head."""
+"""The largest size of a state that fits into a CPU's cache. With such a state,
+computing position by position is faster even with one decay per head."""
 
 
 def recurrent_attention(
@@ -93,7 +92,7 @@ def recurrent_attention(
   erase_gate: Float[Array, "B T N H"] | None = None,
   write_gate: Float[Array, "B T N V"] | None = None,
   replacement: Float[Array, "B T N H"] | None = None,
-  reads_before: bool = False,
+  reads_previous_state: bool = False,
   mask: Bool[Array, "..."] | None = None,
   is_causal: bool = True,
   scale: float | Float[Array, ""] | None = None,
@@ -110,10 +109,10 @@ def recurrent_attention(
 
   It is the delta rule if `beta`, `erase_key` or `erase_gate` is given. Then p is b ∘
   `erase_key`, which reads S_{t−1}, or b ∘ `key`, which reads S'. The recurrence writes
-  w ∘ v at the key βk; b, w and β default to 1. With a `replacement` c, the value that
-  `erase_key` reads is subtracted at c. With `reads_before`, queries read S_{t−1}. With
-  `normalize_keys`, queries and keys are normalised by `unit_length`. `lower_bound` of
-  log decays is for kernels.
+  w ∘ v at the key βk; the gates b, w and β default to 1. With a `replacement` c, the
+  value that `erase_key` reads is subtracted at c. With `reads_previous_state`, queries
+  read S_{t−1}. With `normalize_keys`, queries and keys are normalised by `unit_length`.
+  The `lower_bound` of log decays is for kernels.
 
   With `axis_name`, each device has a shard of the sequence, inside `jax.shard_map`; the
   first starts from the zero state.
@@ -126,7 +125,7 @@ def recurrent_attention(
   messages of B·N·H·V numbers for the state and, for M, B·N or B·N·H numbers, or B·N·H²
   with the delta rule.
   """
-  decays, dtype = log_decay is not None, jnp.result_type(query, key, value)
+  has_decays, dtype = log_decay is not None, jnp.result_type(query, key, value)
   query = repeat_heads(query, key, value)
   arrays = key, value, erase_key, erase_gate, write_gate, replacement
   beta = None if beta is None else beta[..., None]
@@ -135,8 +134,8 @@ def recurrent_attention(
   if implementation != "jla":  # The kernels handle segments themselves.
     options["segment_ids"] = segment_ids
     if num_segments is not None:
-      packed = packing.packing_of(query, num_segments, options)
-  arrays, log_decay, begins = by_head(
+      packed = packing.make_packing(query, num_segments, options)
+  arrays, log_decay, starts = prepare_arrays(
     query, (*arrays, beta), log_decay=log_decay, **options
   )
   key, value, erase, erase_gate, write_gate, replacement, beta = arrays
@@ -154,7 +153,7 @@ def recurrent_attention(
       key,
       value,
       log_decay,
-      decays=decays,
+      decays=has_decays,
       beta=beta,
       erase_key=erase,
       erase_gate=erase_gate,
@@ -169,7 +168,7 @@ def recurrent_attention(
       axis_name=axis_name,
     )
     return (out, state) if return_state else out
-  reads = _Before(erase is not None, reads_before)
+  previous = _ReadsPrevious(erase is not None, reads_previous_state)
   if erase is None and not (beta is None and erase_gate is None):
     erase = key
   if erase_gate is not None:
@@ -180,19 +179,19 @@ def recurrent_attention(
     key *= beta
   scale = checks.softmax_scale(scale, query.shape[3])
   scaled = query.astype(jnp.float32) * scale
-  if begins is not None and reads.erase:
-    erase = jnp.where(begins, 0.0, erase)
-  if begins is not None and reads.query:
-    scaled = jnp.where(begins, 0.0, scaled)
+  if starts is not None and previous.erase:
+    erase = jnp.where(starts, 0.0, erase)
+  if starts is not None and previous.query:
+    scaled = jnp.where(starts, 0.0, scaled)
   inputs = scaled, key, value, log_decay, erase, replacement
   if is_sequence_sharded(axis_name):
-    own = _range_transition(reads, *inputs)
+    own = _transition(previous, *inputs)
     first = jax.tree.map(jnp.zeros_like, own)
     _, state = device_prefix(join_states, first, own, axis_name)
   if packed is None:
-    out, state = _attend(reads, inputs, state)
+    out, state = _attend(previous, inputs, state)
   else:
-    attend = functools.partial(_attend, reads, size=packed.size)
+    attend = functools.partial(_attend, previous, size=packed.size)
     out, state = packed.run(
       lambda inputs, resets: attend(inputs, None, resets=resets), inputs, state
     )
@@ -206,34 +205,34 @@ def state_before(
   log_decay: Float[Array, "B T N D"],
   axis_name: str,
 ) -> Float[Array, "B N H V"]:
-  """The state of gated linear attention after the shards of earlier devices.
+  """The state of gated linear attention after the shards of all earlier devices.
 
   The last axis of `log_decay` has size 1 or H.
   """
-  decays = log_decay[..., 0] if log_decay.shape[3] == 1 else log_decay
-  _, state = recurrent_attention(key, key, value, log_decay=decays)
+  option = log_decay[..., 0] if log_decay.shape[3] == 1 else log_decay
+  _, state = recurrent_attention(key, key, value, log_decay=option)
   own = jnp.exp(jnp.sum(log_decay, axis=1))[..., None], state
   first = jax.tree.map(jnp.zeros_like, own)
   return device_prefix(join_states, first, own, axis_name)[1]
 
 
-class _Before(NamedTuple):
-  """Whether erase keys and queries read S_{t−1}; otherwise they read S' and S_t."""
+class _ReadsPrevious(NamedTuple):
+  """Whether erase keys and queries read S_{t−1} instead of S' and S_t."""
 
   erase: bool
   query: bool
 
 
-def _attend(reads, inputs, state, *, resets=None, size=None):
+def _attend(previous, inputs, state, *, resets=None, size=None):
   """The results and the last state, or with `resets` the states after each chunk.
 
   Args:
-    reads: which arrays read S_{t−1}, `_Before`.
+    previous: which arrays read S_{t−1}, a `_ReadsPrevious`.
     inputs: queries `[B, T, N, H]`, keys, values `[B, T, N, V]`, log decays
       `[B, T, N, 1 or H]`, and erase keys and replacements `[B, T, N, H]` or None, in
       float32, with 0 at masked positions.
     state: `[B, N, H, V]`, or None for 0.
-    resets: resets of `packing`, for chunks of C = `size`.
+    resets: the resets of a `Packing` with chunks of C = `size`.
     size: C; None chooses it by the length.
   """
   query, _, value, log_decay, *_ = inputs
@@ -244,16 +243,16 @@ def _attend(reads, inputs, state, *, resets=None, size=None):
   if state is None:
     shape = batch, num_heads, head_dim, value_dim
     state = jnp.zeros_like(value, shape=shape)
-  step = functools.partial(_step, count, reads)
+  step = functools.partial(_step, count, previous)
   position = None
   is_small = backend.is_at_most(state.size, _SMALL_STATE)
   if resets is None and (log_decay.shape[-1] > 1 or is_small):
-    position = functools.partial(_position, reads)
+    position = functools.partial(_position, previous)
   state, out = scan(
     step,
     (),
     state,
-    (*inputs, resets and packing.whole_steps(resets, count)),
+    (*inputs, resets and packing.pad_to_steps(resets, count)),
     size=size * count,
     is_empty=is_empty,
     position=position,
@@ -262,7 +261,7 @@ def _attend(reads, inputs, state, *, resets=None, size=None):
 
 
 class _Inputs(NamedTuple):
-  """Queries, keys, values, log decays, and p and c or None, by position or chunk."""
+  """Queries, keys, values, log decays, p and c of a position or a chunk."""
 
   query: Array
   key: Array
@@ -272,20 +271,20 @@ class _Inputs(NamedTuple):
   replacement: Array | None = None
 
 
-def _position(reads, params, state, inputs):
-  """One position `[B, N, ·]` of the recurrence, as written in the papers."""
+def _position(previous, params, state, inputs):
+  """The step of one position `[B, N, ·]`, as papers write it."""
   del params
   x = _Inputs(*inputs[:-1])  # The last is `resets`, which only chunks use.
   before, decayed = state, jnp.exp(x.log_decay)[..., None] * state
-  read_from = before if reads.erase else decayed
+  erase_state = before if previous.erase else decayed
   if x.erase is None:
     state = decayed + _outer(x.key, x.value)
   elif x.replacement is None:
-    state = decayed + _outer(x.key, x.value - _read(read_from, x.erase))
+    state = decayed + _outer(x.key, x.value - _read(erase_state, x.erase))
   else:
-    erased = _outer(x.replacement, _read(read_from, x.erase))
+    erased = _outer(x.replacement, _read(erase_state, x.erase))
     state = decayed + _outer(x.key, x.value) - erased
-  return state, _read(before if reads.query else state, x.query)
+  return state, _read(before if previous.query else state, x.query)
 
 
 def _outer(key, value):
@@ -296,21 +295,21 @@ def _read(state, key):
   return jnp.einsum("bnh,bnhv->bnv", key, state)
 
 
-def _step(count, reads, params, state, inputs):
-  """`count` consecutive chunks, `[B, N, count, C, ·]`."""
+def _step(count, previous, params, state, inputs):
+  """The step of `count` consecutive chunks `[B, N, count, C, ·]`."""
   del params
   *arrays, resets = inputs
   x = _Inputs(*chunks(arrays, count))
   decays = running_sum(x.log_decay)
   from_start = jnp.exp(decays)
   factor = jnp.swapaxes(from_start[..., -1:, :], -2, -1)
-  _, decayed_query = _reader(x.query, decays, reads.query)
+  _, decayed_query = _reader(x.query, decays, previous.query)
   if x.erase is None:
-    update, correction = _gated_form(x, decays, reads)
+    update, correction = _gated_form(x, decays, previous)
   elif x.replacement is None:
-    update, correction = _delta(x, decays, reads)
+    update, correction = _delta_form(x, decays, previous)
   else:
-    update, correction = _replaced_form(x, decays, reads)
+    update, correction = _replaced_form(x, decays, previous)
   before = None if state is None else state[:, :, None]
   if count > 1 or resets is not None:
     transition = factor
@@ -332,62 +331,63 @@ def _step(count, reads, params, state, inputs):
   return after[:, :, -1], out
 
 
-# Each rule returns `update`, a function of the state before the chunk that returns the
-# terms added to the results and to the state, without the decayed state itself. It also
-# returns a function for the part that is subtracted from the decays in the matrix M of
-# S → M S + S', or None.
+# Each form returns two functions. `update` maps the state before the chunk to the terms
+# that are added to the results and to the state, without the decayed state itself. The
+# other returns what is subtracted from the decays in the matrix M of S → M S + S'; it
+# is None for the gated form.
 
 
-def _gated_form(x, decays, reads):
+def _gated_form(x, decays, previous):
   """The gated form: u = v."""
-  query, _ = _reader(x.query, decays, reads.query)
+  query, _ = _reader(x.query, decays, previous.query)
   [[scores]] = _scores([query], [x.key], x.log_decay)
-  scores = _visible_scores(scores, reads.query)
-  last = _decayed_to_end(x.key, x.log_decay)
-  return lambda _: (scores @ x.value, last @ x.value), None
+  scores = _visible_scores(scores, previous.query)
+  key = _decayed_to_end(x.key, x.log_decay)
+  return lambda _: (scores @ x.value, key @ x.value), None
 
 
-def _delta(x, decays, reads):
+def _delta_form(x, decays, previous):
   """The delta rule: u = (I + stril(A^p))⁻¹ (v − (p ⊙ e^G) S)."""
-  query, _ = _reader(x.query, decays, reads.query)
-  erase, known = _reader(x.erase, decays, reads.erase)
+  query, _ = _reader(x.query, decays, previous.query)
+  erase, decayed_erase = _reader(x.erase, decays, previous.erase)
   [[scores, overlaps]] = _scores([query, erase], [x.key], x.log_decay)
-  scores = _visible_scores(scores, reads.query)
-  last = _decayed_to_end(x.key, x.log_decay)
-  solution = inverse(_earlier(overlaps, reads.erase))
+  scores = _visible_scores(scores, previous.query)
+  key = _decayed_to_end(x.key, x.log_decay)
+  solution = inverse(_earlier_scores(overlaps, previous.erase))
 
   def update(before):
-    error = x.value if before is None else x.value - known @ before
+    error = x.value if before is None else x.value - decayed_erase @ before
     u = solution @ error
-    return scores @ u, last @ u
+    return scores @ u, key @ u
 
-  return update, lambda: last @ (solution @ known)
+  return update, lambda: key @ (solution @ decayed_erase)
 
 
-def _replaced_form(x, decays, reads):
-  """The replaced form: values are added at k, and the value at p is erased at c."""
-  query, _ = _reader(x.query, decays, reads.query)
-  erase, known = _reader(x.erase, decays, reads.erase)
+def _replaced_form(x, decays, previous):
+  """The replaced form: values are added at k, and the value at p is subtracted at c."""
+  query, _ = _reader(x.query, decays, previous.query)
+  erase, decayed_erase = _reader(x.erase, decays, previous.erase)
   readers, keys = [query, erase], [x.key, x.replacement]
-  at_key, at_replacement = _scores(readers, keys, x.log_decay)
-  scores, replaced = (
-    _visible_scores(x, reads.query) for x in (at_key[0], at_replacement[0])
+  key_scores, replacement_scores = _scores(readers, keys, x.log_decay)
+  scores, erased_scores = (
+    _visible_scores(s[0], previous.query)
+    for s in (key_scores, replacement_scores)
   )
-  overlaps = _earlier(at_key[1], reads.erase)
-  solution = inverse(_earlier(at_replacement[1], reads.erase))
-  last, last_replaced = (_decayed_to_end(key, x.log_decay) for key in keys)
+  overlaps = _earlier_scores(key_scores[1], previous.erase)
+  solution = inverse(_earlier_scores(replacement_scores[1], previous.erase))
+  key, replacement = (_decayed_to_end(k, x.log_decay) for k in keys)
 
   def update(before):
-    read = overlaps @ x.value
+    erased = overlaps @ x.value
     if before is not None:
-      read += known @ before
-    e = solution @ read
+      erased += decayed_erase @ before
+    e = solution @ erased
     return (
-      scores @ x.value - replaced @ e,
-      last @ x.value - last_replaced @ e,
+      scores @ x.value - erased_scores @ e,
+      key @ x.value - replacement @ e,
     )
 
-  return update, lambda: last_replaced @ (solution @ known)
+  return update, lambda: replacement @ (solution @ decayed_erase)
 
 
 def _decayed_to_end(key, log_decay):
@@ -396,44 +396,44 @@ def _decayed_to_end(key, log_decay):
   return jnp.swapaxes(key * to_end, -2, -1)
 
 
-def _reader(x, decays, is_before):
-  """Queries or erase keys as readers of scores, and decayed from the chunk's start."""
-  if is_before:
-    # Position i reads the state before its decay, as a reader at i − 1 does.
+def _reader(x, decays, reads_previous):
+  """Queries or erase keys for scores, and the same decayed from the chunk's start."""
+  if reads_previous:
+    # Reading S_{i−1} at position i is like reading S_i at position i − 1.
     return shift(x, -1), x * jnp.exp(shift(decays, 1))
   return x, x * jnp.exp(decays)
 
 
-def _visible_scores(scores, is_before):
-  """The scores of queries with the positions that the state they read has."""
-  return _earlier(scores, True) if is_before else jnp.tril(scores)
+def _visible_scores(scores, reads_previous):
+  """The scores of queries for the positions in the state that they read."""
+  return _earlier_scores(scores, True) if reads_previous else jnp.tril(scores)
 
 
-def _earlier(scores, is_before):
-  """The scores of readers with earlier positions of their chunk."""
-  return jnp.tril(shift(scores, 1) if is_before else scores, -1)
+def _earlier_scores(scores, reads_previous):
+  """The scores for earlier positions of the chunk."""
+  return jnp.tril(shift(scores, 1) if reads_previous else scores, -1)
 
 
-def _range_transition(reads, query, key, value, log_decay, erase, replacement):
+def _transition(previous, query, key, value, log_decay, erase, replacement):
   """(M, S') of a range of positions; M is H×H, or D×1 if it is diagonal."""
   if erase is None:
     factor = jnp.exp(jnp.sum(log_decay, axis=1))[..., None]
     inputs = query, key, value, log_decay, None, None
-    return factor, _attend(reads, inputs, None)[1]
-  # One call for both: the final state from I with values 0, and from 0 with `value`.
+    return factor, _attend(previous, inputs, None)[1]
+  # One call for both: the last state from I with values of 0, and from 0 with `value`.
   batch, _, num_heads, size = key.shape
   state = jnp.eye(size, size + value.shape[3], dtype=key.dtype)[None, None]
   state = jnp.broadcast_to(state, (batch, num_heads, *state.shape[2:]))
   value = jnp.concatenate([jnp.zeros_like(key), value], axis=3)
   inputs = query, key, value, log_decay, erase, replacement
-  state = _attend(reads, inputs, state)[1]
+  state = _attend(previous, inputs, state)[1]
   return state[..., :size], state[..., size:]
 
 
 def join_states(
   earlier: tuple[Array, Array], later: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-  """(M, S') of two consecutive ranges of positions."""
+  """(M, S') of the union of two consecutive ranges of positions."""
 
   def transform(x):
     return factor * x if factor.shape[-1] == 1 else factor @ x
@@ -443,7 +443,7 @@ def join_states(
 
 
 def _scores(readers, keys, log_decay):
-  """A^x_ij `[B, N, G, C, C]` for each key and reader x; arbitrary where i < j."""
+  """A^x_ij `[B, N, G, C, C]` for each key and each reader x; arbitrary where i < j."""
   if log_decay.shape[-1] > 1:
     return pairs(readers, keys, log_decay)
   decay = pair_decays(log_decay)

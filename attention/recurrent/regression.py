@@ -5,9 +5,10 @@ For each head, with log decay g and weights β,
     S_kk ← e^g_t S_kk + β_t k_t k_tᵀ        S_kv ← e^g_t S_kv + β_t k_t v_tᵀ
     out_t = S_kvᵀ x_t
 
-where x_t solves a system of S_kk with the query, which is what mechanisms differ in. Both
-sums are in one array: it is the state of gated linear attention with values [k, v]. S_kk
-is formed at the start of each chunk alone; `Gram` multiplies by the others.
+where x_t is a solution of a system with S_kk and the query, which differs between
+mechanisms. Both sums are in one array, the state of gated linear attention with values
+[k, v]. S_kk is only computed at the start of each chunk; `Gram` multiplies by it at the
+other positions.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +22,8 @@ from jaxtyping import Array, Float
 from attention import checks
 from attention.recurrent import packing, recurrence
 from attention.recurrent.arrays import (
-  by_head,
   chunks,
+  prepare_arrays,
   repeat_heads,
   unchunk,
   unit_length,
@@ -40,8 +41,8 @@ from attention.recurrent.triangular import decay_to_end, pair_decays
 _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
-class Whole(NamedTuple):
-  """S_kk of one position.
+class PositionGram(NamedTuple):
+  """S_kk of one position, as a matrix.
 
   Attributes:
     matrix: S_kk.
@@ -63,38 +64,38 @@ class Gram(NamedTuple):
 
   Attributes:
     key: k.
-    written: β k.
+    scaled_key: β k.
     decays: e^(Σ g) from each position to each later one, 0 above the diagonal.
     from_start: e^(Σ g) from the start of the chunk.
     before: S_kk before the chunk; None is 0.
   """
 
   key: Float[Array, "*A C H"]
-  written: Float[Array, "*A C H"]
+  scaled_key: Float[Array, "*A C H"]
   decays: Float[Array, "*A C C"]
   from_start: Float[Array, "*A C 1"]
-  before: Whole | None
+  before: PositionGram | None
 
   def times(self, x: Float[Array, "*A C H"]) -> Float[Array, "*A C H"]:
     """S_kk x for each row of x."""
     scores = self.decays * _product("...cj,...sj->...cs", x, self.key)
-    out = _product("...cs,...si->...ci", scores, self.written)
+    out = _product("...cs,...si->...ci", scores, self.scaled_key)
     if self.before is not None:
       out += self.from_start * self.before.times(x)
     return out
 
   def square_norm(self) -> Float[Array, "*A C 1"]:
     """The squared Frobenius norm of S_kk at each position."""
-    scores = _product("...cj,...sj->...cs", self.written, self.key)
+    scores = _product("...cj,...sj->...cs", self.scaled_key, self.key)
     scores = scores * jnp.swapaxes(scores, -2, -1)
     own = _product("...cs,...sd->...cd", self.decays, scores) * self.decays
     total = jnp.sum(own, axis=-1, keepdims=True)
     if self.before is not None:
-      both = self.before.times(self.key) * self.written
-      both = jnp.sum(both, axis=-1, keepdims=True)
-      both = _product("...cs,...si->...ci", self.decays, both)
+      cross = self.before.times(self.key) * self.scaled_key
+      cross = jnp.sum(cross, axis=-1, keepdims=True)
+      cross = _product("...cs,...si->...ci", self.decays, cross)
       first = self.before.square_norm()
-      total += self.from_start * (2.0 * both + self.from_start * first)
+      total += self.from_start * (2.0 * cross + self.from_start * first)
     return total
 
 
@@ -112,14 +113,14 @@ def regression_attention(
   beta: Float[Array, "B T N"],
   initial_state: Float[Array, "B *G N H X"] | None,
   rows: Sequence[Float[Array, "B T N"]] = (),
-  by_position: bool = False,
+  is_sequential: bool = False,
   num_segments: int | None = None,
   normalize_keys: bool = False,
   scale: float | Float[Array, ""] = 1.0,
   return_state: bool = True,
   **options: Any,
 ) -> Any:
-  """The recurrence of `mesa_attention`, also where devices have shards of a sequence.
+  """The recurrence of `mesa_attention`, which may be sequence-sharded.
 
   Args:
     solve: computes x; must not close over arrays.
@@ -129,39 +130,39 @@ def regression_attention(
     value: `[B, T, U, V]`.
     beta: β, at least 0.
     initial_state: [S_kk, S_kv] before the first position, X = H+V; None is 0.
-    rows: more arrays that `solve` gets, 0 at masked positions.
-    by_position: whether a CPU goes position by position in calls without derivatives.
+    rows: additional arrays for `solve`, 0 at masked positions.
+    is_sequential: whether a CPU computes calls without derivatives position by
+      position.
     num_segments: as in `mesa_attention`.
     normalize_keys: whether to normalise queries and keys by `unit_length`.
     scale: factor of the queries.
     return_state: whether to return the last state as well.
-    **options: log decays, mask, segments and `axis_name`, as in `by_head`.
+    **options: log decays, mask, segments and `axis_name`, as in `prepare_arrays`.
   """
   query = repeat_heads(query, key, value)
   length, num_heads, head_dim = query.shape[1:]
   packed = None
   if num_segments is not None:
-    packed = packing.packing_of(query, num_segments, options)
+    packed = packing.make_packing(query, num_segments, options)
   arrays = key, value, *(x[..., None] for x in (beta, *rows))
-  arrays, log_decay, _ = by_head(query, arrays, **options)
+  arrays, log_decay, _ = prepare_arrays(query, arrays, **options)
   key, value, beta, *rows = arrays
   dtype, query = query.dtype, query.astype(jnp.float32)
   if normalize_keys:
     query, key = map(unit_length, (query, key))
-  value, written = jnp.concatenate([key, value], axis=3), beta * key
+  value, scaled_key = jnp.concatenate([key, value], axis=3), beta * key
   shape = num_heads, head_dim, value.shape[3]
   state = packing.first_state(
     initial_state, value, shape, "N, H, H+V", num_segments
   )
   axis_name = options.get("axis_name")
-  is_part = is_sequence_sharded(axis_name)
+  is_sharded = is_sequence_sharded(axis_name)
   if is_sequence_sharded(axis_name):
-    state = recurrence.state_before(written, value, log_decay, axis_name)
+    state = recurrence.state_before(scaled_key, value, log_decay, axis_name)
   query *= checks.softmax_scale(scale, head_dim)
   size = chunk_size(length) if packed is None else packed.size
   numbers = 2 * size + 6 * head_dim + value.shape[3]
-
-  position = functools.partial(_position, solve) if by_position else None
+  position = functools.partial(_position, solve) if is_sequential else None
 
   def attend(inputs, state, resets=None):
     count = chunks_per_step(inputs[0], size, numbers)
@@ -169,42 +170,41 @@ def regression_attention(
       functools.partial(_step, count, solve),
       params,
       state,
-      (*inputs, resets and packing.whole_steps(resets, count)),
+      (*inputs, resets and packing.pad_to_steps(resets, count)),
       size=size * count,
-      is_empty=initial_state is None and not is_part and resets is None,
+      is_empty=initial_state is None and not is_sharded and resets is None,
       position=position if resets is None else None,
     )
 
-  inputs = query, written, value, log_decay, *rows
+  inputs = query, scaled_key, value, log_decay, *rows
   out, state = packing.results(attend, packed, inputs, state)
   out = out.astype(dtype)
   return (out, state) if return_state else out
 
 
 def _position(solve, params, state, inputs):
-  """One position `[B, N, ·]`."""
-  query, written, value, log_decay, *rows = (
+  """The step of one position `[B, N, ·]`."""
+  query, scaled_key, value, log_decay, *rows = (
     x[:, :, None, None]
     for x in inputs[:-1]  # The last is `resets`.
   )
-  update = jnp.swapaxes(written, -2, -1) @ value
+  update = jnp.swapaxes(scaled_key, -2, -1) @ value
   state = jnp.exp(log_decay)[:, :, 0] * state + update[:, :, 0]
   gram, memory = jnp.split(state[:, :, None], [query.shape[-1]], axis=-1)
-  x = solve(params, Whole(gram), query, *rows)
+  x = solve(params, PositionGram(gram), query, *rows)
   return state, (x @ memory)[:, :, 0, 0]
 
 
 def _step(count, solve, params, state, inputs):
-  """`count` chunks `[B, N, count, C, ·]`; each begins with the state of the one before."""
+  """The step of `count` consecutive chunks `[B, N, count, C, ·]`."""
   *arrays, resets = inputs
-  query, written, value, log_decay, *rows = chunks(arrays, count)
+  query, scaled_key, value, log_decay, *rows = chunks(arrays, count)
   from_start = jnp.exp(jnp.cumsum(log_decay, axis=3))
-  made = (
-    jnp.swapaxes(written * jnp.exp(decay_to_end(log_decay)), -2, -1) @ value
-  )
-  after, before = made, None
+  decayed = scaled_key * jnp.exp(decay_to_end(log_decay))
+  update = jnp.swapaxes(decayed, -2, -1) @ value
+  after, before = update, None
   if state is not None:
-    own = from_start[..., -1:, :], made
+    own = from_start[..., -1:, :], update
     first = jnp.zeros_like(own[0][:, :, :1]), state[:, :, None]
     resets = packing.head_resets(resets, own[0])
     _, before = chunk_prefixes(recurrence.join_states, first, own, resets)
@@ -212,9 +212,10 @@ def _step(count, solve, params, state, inputs):
   decays = jnp.tril(pair_decays(log_decay))
   head_dim = query.shape[-1]
   key = value[..., :head_dim]
-  old = None if before is None else Whole(before[..., :head_dim])
-  x = solve(params, Gram(key, written, decays, from_start, old), query, *rows)
-  scores = decays * (x @ jnp.swapaxes(written, -2, -1))
+  first = None if before is None else PositionGram(before[..., :head_dim])
+  gram = Gram(key, scaled_key, decays, from_start, first)
+  x = solve(params, gram, query, *rows)
+  scores = decays * (x @ jnp.swapaxes(scaled_key, -2, -1))
   out = scores @ value[..., head_dim:]
   if before is not None:
     out += (from_start * x) @ before[..., head_dim:]

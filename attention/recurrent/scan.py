@@ -2,16 +2,16 @@
 
     state, y_i = step(params, state, x_i)        i = 0, 1, …
 
-Arrays stay `[B, T, …]`: each step slices its chunk, and writes its results in place.
-For gradients the state before each chunk is stored, and everything else is recomputed
-in the backward pass.
+Arrays stay `[B, T, …]`: each step slices its chunk and writes its results in place. For
+gradients, the state before each chunk is stored, and everything else is recomputed in
+the backward pass.
 
-`jax.lax.scan` of a step under `jax.checkpoint`, differentiated by JAX, needs the chunks
-as the first axis, for which XLA copies every array. At T 4,096 on a CPU its forward pass
-takes 1.15 to 1.36 times as long (linear, Performer, GLA, delta rule, KDA), gradients
-0.95 to 1.23 times, and temporaries with gradients are 1.3 to 2.0 times as large.
-Therefore this module has its own backward pass; `attention.platform.derivative` adds
-forward mode.
+If JAX differentiated a `jax.lax.scan` of a step under `jax.checkpoint`, the chunks
+would have to be the first axis, for which XLA copies every array. At T 4,096 on a CPU,
+the forward pass would take 1.15 to 1.36 times as long (linear, Performer, GLA, delta
+rule, KDA), gradients 0.95 to 1.23 times, and temporaries with gradients would be 1.3 to
+2.0 times as large. Therefore this module has its own backward pass;
+`attention.platform.derivative` adds forward mode.
 """
 
 from collections.abc import Callable
@@ -37,14 +37,14 @@ Tree = Any
 
 
 class Resets(NamedTuple):
-  """Chunks, out of X, that start from a given state.
+  """The chunks, out of X, that start from a given state.
 
   Attributes:
-    opens: whether a chunk starts from a given state, `[B, X]`.
+    is_reset: whether a chunk starts from a given state, `[B, X]`.
     states: the given states, a pytree of `[B, X, …]`.
   """
 
-  opens: Bool[Array, "B X"]
+  is_reset: Bool[Array, "B X"]
   states: Any
 
 
@@ -62,20 +62,20 @@ def scan(
 
   Args:
     step: the step of one chunk; must not close over traced arrays.
-    params: a pytree that every step reads.
+    params: a pytree that every step gets.
     state: the state before the first chunk, a pytree.
     xs: a pytree of `[B, T, …]`. T is that of the first leaf; longer leaves are
       truncated. The last chunk is padded with zeros, for which a step must not change
       the state. `Resets` are divided evenly among the steps.
-    size: C, the number of positions of a chunk.
+    size: C, the number of positions in a chunk.
     is_empty: whether `state` is the empty state. If so, and if there is only one chunk,
       `step` may get None instead.
-    position: the step of one position, `[B, …]`. On a CPU it replaces `step` in calls
-      without derivative, where it is faster.
+    position: the step of one position, `[B, …]`. On a CPU, it replaces `step` in calls
+      without derivatives, where it is faster.
 
   Returns:
-    The last state, and the concatenated y, a pytree of `[B, T, …]`, or with the total
-    number of rows of the steps.
+    The last state, and the concatenated y, a pytree of `[B, T, …]`. If a step returns
+    fewer rows than positions, T is the total number of rows.
 
   Cost: the time of the steps, with gradients four times that. Memory of the results;
   with gradients also one state per chunk, and the gradients of `params` and `xs`.
@@ -83,14 +83,14 @@ def scan(
   length = jax.tree.leaves(xs)[0].shape[1]
   count = -(-length // size)
 
-  def whole(x):
+  def pad(x):
     if isinstance(x, Resets):
       return x
     x = x[:, :length]
     missing = count * size - x.shape[1]
     return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
 
-  xs = jax.tree.map(whole, xs, is_leaf=lambda x: isinstance(x, Resets))
+  xs = jax.tree.map(pad, xs, is_leaf=lambda x: isinstance(x, Resets))
   params, state, xs = match_varying((params, state, xs))
   if count == 1 and backend.name() == "cpu":
     # Without a loop, an empty state would be a constant, and some versions of
@@ -101,7 +101,7 @@ def scan(
   else:
     plain = None
     if position is not None and backend.name() == "cpu":
-      plain = functools.partial(one_by_one, position)
+      plain = functools.partial(scan_positions, position)
     run = with_backward(
       functools.partial(_forward, step, count),
       functools.partial(_backward, step, count),
@@ -112,7 +112,7 @@ def scan(
 
 
 def _forward(step, count, arrays):
-  """The results, and the residuals of `_backward`: chunk numbers and states."""
+  """The results, and the residuals for `_backward`: chunk numbers and states."""
   params, state, xs = arrays
   leaf = jax.tree.leaves(xs)[0]
   _, y = jax.eval_shape(step, params, state, _chunk(xs, 0, count))
@@ -123,33 +123,34 @@ def _forward(step, count, arrays):
     y,
   )
 
-  def one(carry, i):
+  def body(carry, i):
     before, ys = carry
     state, y = step(params, before, _chunk(xs, i, count))
     return (state, _write_chunk(ys, y, i)), (i, before)
 
-  return jax.lax.scan(one, (state, ys), jnp.arange(count))
+  return jax.lax.scan(body, (state, ys), jnp.arange(count))
 
 
 def _backward(step, count, arrays, saved, cotangents):
+  """The gradients of params, state and xs."""
   params, _, xs = arrays
   d_state, d_ys = cotangents
 
-  def one(carry, saved):
+  def body(carry, saved):
     d_params, d_state, d_xs = carry
     i, state = saved
     _, pullback = jax.vjp(step, params, state, _chunk(xs, i, count))
-    more, d_state, d_x = pullback((d_state, _chunk(d_ys, i, count)))
-    d_params = jax.tree.map(jnp.add, d_params, more)
+    d_step, d_state, d_x = pullback((d_state, _chunk(d_ys, i, count)))
+    d_params = jax.tree.map(jnp.add, d_params, d_step)
     return (d_params, d_state, _write_chunk(d_xs, d_x, i)), None
 
   zeros = functools.partial(zeros_after, jax.tree.leaves(cotangents)[0])
   d_params, d_xs = jax.tree.map(zeros, (params, xs))
   carry = d_params, d_state, d_xs
-  return jax.lax.scan(one, carry, saved, reverse=True)[0]
+  return jax.lax.scan(body, carry, saved, reverse=True)[0]
 
 
-def one_by_one(
+def scan_positions(
   position: Callable[[Any, Any, Tree], tuple[Any, Tree]],
   arrays: tuple[Any, Any, Tree],
 ) -> tuple[Any, Tree]:
@@ -161,34 +162,38 @@ def one_by_one(
 
 
 def _chunk(xs: Tree, i: jax.Array | int, count: int) -> Tree:
-  """Part i of `count` equal parts of all arrays."""
-  cut = jax.lax.dynamic_slice_in_dim
+  """Chunk i of `count` equal chunks of all arrays."""
+  slice_in_dim = jax.lax.dynamic_slice_in_dim
   return jax.tree.map(
-    lambda x: cut(x, i * (x.shape[1] // count), x.shape[1] // count, 1), xs
+    lambda x: slice_in_dim(
+      x, i * (x.shape[1] // count), x.shape[1] // count, 1
+    ),
+    xs,
   )
 
 
 def _write_chunk(xs: Tree, chunks: Tree, i: jax.Array) -> Tree:
-  """Replaces chunk i of all arrays; arrays without gradient stay unchanged."""
-  put, no_grad = jax.lax.dynamic_update_slice_in_dim, jax.dtypes.float0
+  """Replaces chunk i of all arrays, except where a chunk is float0."""
+  update, float0 = jax.lax.dynamic_update_slice_in_dim, jax.dtypes.float0
   return jax.tree.map(
-    lambda x, y: x if y.dtype == no_grad else put(x, y, i * y.shape[1], 1),
+    lambda x, y: x if y.dtype == float0 else update(x, y, i * y.shape[1], 1),
     xs,
     chunks,
   )
 
 
 def chunk_size(length: int, block_size: int | None = None) -> int:
-  """C, a power of two."""
+  """C: the smallest power of two that covers a block, or the sequence if shorter."""
   return 1 << (min(block_size or CHUNK, length) - 1).bit_length()
 
 
 def chunks_per_step(x: Float[Array, "B T N D"], size: int, numbers: int) -> int:
   """The number of chunks, with `numbers` values per row, in one step of a scan.
 
-  More than one on a GPU alone, which a long loop of small steps would leave idle. For a
-  TPU, the prefixes of several chunks are most of the compilation: the gated delta rule
-  at T 4,096 takes 3 core seconds forward with one chunk, 6 with two, 11 with four.
+  It is more than one only on a GPU, which a long loop of small steps would leave idle.
+  On a TPU, most of the compilation would be for the prefixes of several chunks: the
+  forward pass of the gated delta rule at T 4,096 compiles in 3 core seconds with one
+  chunk, 6 with two and 11 with four.
   """
   if backend.name() != "gpu":
     return 1
@@ -208,13 +213,13 @@ def scan_leftward(
     state_i = start(rows_i)
     state_i ← step(rows_i, state_i, keys_j)        j = i − 1, …, 1, 0
 
-  for causal mechanisms whose score of a pair depends on all keys between the two.
-  Blocks i and G − 1 − i together take G − 1 steps, so one loop of this length computes
-  both: no step is spent on an invisible block of keys, and no step is conditional. If G
-  is odd, block 0 is computed separately, and block i is paired with G − i.
+  This is for causal mechanisms in which the score of a pair depends on all keys between
+  the two. Blocks i and G − 1 − i together need G − 1 steps, so one loop of this length
+  computes both: it visits no invisible block of keys, and has no conditional. If G is
+  odd, block 0 is computed separately, and block i is paired with G − i.
 
   Args:
-    start: computes the state of a block of queries with the keys at the same positions,
+    start: computes the state of a block of queries for the keys at the same positions,
       which are part of `rows`.
     step: the step of one block of queries and one block of keys.
     rows: a pytree of blocks `[X, G, …]`.
@@ -229,70 +234,70 @@ def scan_leftward(
   """
   count = jax.tree.leaves(keys)[0].shape[1]
   odd = count % 2
-  visits, pairs = count - 1 + odd, count // 2
-  firsts = jax.vmap(start, 1, 1)(jax.tree.map(lambda x: x[:, :odd], rows))
-  if not pairs:
-    return firsts
+  visits, num_pairs = count - 1 + odd, count // 2
+  first_states = jax.vmap(start, 1, 1)(jax.tree.map(lambda x: x[:, :odd], rows))
+  if not num_pairs:
+    return first_states
 
-  def far_and_near(x):
-    """Pairs of blocks G − 1 − p, which see more keys, and p, `[X, P, 2, …]`."""
+  def block_pairs(x):
+    """Pairs of a late block G − 1 − p and an early block p, `[X, P, 2, …]`."""
     x = x[:, odd:]
-    return jnp.stack([x[:, : pairs - 1 : -1], x[:, :pairs]], axis=2)
+    return jnp.stack([x[:, : num_pairs - 1 : -1], x[:, :num_pairs]], axis=2)
 
-  # In each loop, the far block visits `far` blocks of keys to its left, and then the
-  # near block visits its own.
-  leftward = jax.tree.map(
+  # In each loop, the late block first visits all blocks of keys to its left, and then
+  # the early block does.
+  reversed_keys = jax.tree.map(
     lambda x: jnp.moveaxis(x[:, :visits][:, ::-1], 1, 0), keys
   )
 
-  def far_visits(x, near):
-    x = jnp.pad(x, [(0, visits - pairs)] + [(0, 0)] * (x.ndim - 1))
-    return jax.lax.dynamic_slice_in_dim(x, near, visits, 0)
+  def late_visits(x, early):
+    x = jnp.pad(x, [(0, visits - num_pairs)] + [(0, 0)] * (x.ndim - 1))
+    return jax.lax.dynamic_slice_in_dim(x, early, visits, 0)
 
-  def states(near, own):
-    near = near[0]
-    far = visits - near
+  def pair_states(early, own):
+    early = early[0]
+    late_count = visits - early
 
     def visit(states, x):
-      i, far_keys, near_keys = x
-      is_near = i >= far
-      turn = is_near.astype(jnp.int32)
+      i, late_keys, early_keys = x
+      is_early = i >= late_count
+      index = is_early.astype(jnp.int32)
 
-      def at_turn(x):
-        return jax.lax.dynamic_index_in_dim(x, turn, 1, keepdims=False)
+      def select(x):
+        return jax.lax.dynamic_index_in_dim(x, index, 1, keepdims=False)
 
-      def one(state, own, far_keys, near_keys):
+      def block_step(state, own, late_keys, early_keys):
         block = jax.tree.map(
-          lambda x, y: jnp.where(is_near, y, x), far_keys, near_keys
+          lambda x, y: jnp.where(is_early, y, x), late_keys, early_keys
         )
         return step(own, state, block)
 
-      one = jax.checkpoint(one, prevent_cse=False)
-      both = jax.tree.map(at_turn, (states, own))
-      state = one(*both, far_keys, near_keys)
+      block_step = jax.checkpoint(block_step, prevent_cse=False)
+      selected = jax.tree.map(select, (states, own))
+      state = block_step(*selected, late_keys, early_keys)
       return jax.tree.map(
-        lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, turn, 1),
+        lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, index, 1),
         states,
         state,
       ), None
 
-    far_keys = jax.tree.map(lambda x: far_visits(x, near), leftward)
-    xs = jnp.arange(visits), far_keys, leftward
+    late_keys = jax.tree.map(lambda x: late_visits(x, early), reversed_keys)
+    xs = jnp.arange(visits), late_keys, reversed_keys
     return jax.lax.scan(visit, jax.vmap(start, 1, 1)(own), xs)[0]
 
-  nears = odd + jnp.arange(pairs)[None]
-  both = block_map(states, 1, nears, jax.tree.map(far_and_near, rows))
+  early = odd + jnp.arange(num_pairs)[None]
+  states = block_map(pair_states, 1, early, jax.tree.map(block_pairs, rows))
   return jax.tree.map(
     lambda first, x: jnp.concatenate(
       [first, x[:, :, 1], x[:, ::-1, 0]], axis=1
     ),
-    firsts,
-    both,
+    first_states,
+    states,
   )
 
 
-_LONGEST = 16
-"""The most steps of a loop of `chunk_prefixes`."""
+_MAX_STEPS = 16
+"""The largest number of steps of a loop in `chunk_prefixes`."""
 
 
 def chunk_prefixes(
@@ -303,19 +308,19 @@ def chunk_prefixes(
 ) -> T:
   """The states before each of G chunks: `first` joined with `own` of earlier chunks.
 
-  The axis −3 of arrays is G in `own`, and 1 in `first`. A chunk in `resets` starts from
-  its given state instead. Two loops of about √G steps each: within runs of √G chunks,
-  all runs at once, and over the runs. They compile much faster than the log₂ G levels
-  of an associative scan, and read and write less. Where a loop would be longer than
-  `_LONGEST`, the runs are divided in the same way.
+  Axis −3 of arrays has size G in `own` and 1 in `first`. A chunk in `resets` starts
+  from its given state instead. There are two loops of about √G steps: one within runs
+  of √G chunks, for all runs at once, and one over the runs. They compile much faster
+  than the log₂ G levels of an associative scan, and read and write less. If a loop
+  would be longer than `_MAX_STEPS`, the runs are divided in the same way.
   """
   if resets is not None:
-    opens, states = resets
+    is_reset, states = resets
 
-    def select(one, other):
-      batch, count = opens.shape
-      shape = batch, *[1] * (other.ndim - 4), count, 1, 1
-      return jnp.where(opens.reshape(shape), one, other)
+    def select(x, y):
+      batch, count = is_reset.shape
+      shape = batch, *[1] * (y.ndim - 4), count, 1, 1
+      return jnp.where(is_reset.reshape(shape), x, y)
 
     own = jax.tree.map(select, join(states, own), own)
     before = chunk_prefixes(join, first, own)
@@ -323,51 +328,51 @@ def chunk_prefixes(
   count = jax.tree.leaves(own)[0].shape[-3]
   if count == 1:
     return first
-  width = min(_LONGEST, 1 << ((count - 1).bit_length() + 1) // 2)
+  width = min(_MAX_STEPS, 1 << ((count - 1).bit_length() + 1) // 2)
   runs = -(-count // width)
 
-  def by_place(x):
-    missing = [(0, 0)] * (x.ndim - 3) + [(0, runs * width - count)]
-    x = jnp.pad(x, [*missing, (0, 0), (0, 0)])
+  def split_runs(x):
+    padding = [(0, 0)] * (x.ndim - 3) + [(0, runs * width - count)]
+    x = jnp.pad(x, [*padding, (0, 0), (0, 0)])
     x = x.reshape(*x.shape[:-3], runs, width, *x.shape[-2:])
     return jnp.moveaxis(x, -3, 0)
 
-  def one(before, x):
+  def body(before, x):
     return join(before, x), before
 
-  def chunks(start, x):
+  def join_runs(start, x):
     x = jnp.moveaxis(jnp.concatenate([start[None], x]), 0, -3)
     x = x.reshape(*x.shape[:-4], runs * width, *x.shape[-2:])
     return x[..., :count, :, :]
 
   first, own = match_varying((first, own))
-  own = jax.tree.map(by_place, own)
+  own = jax.tree.map(split_runs, own)
   heads = jax.tree.map(lambda x: x[0], own)
   others = jax.tree.map(lambda x: x[1:], own)
-  own, within = jax.lax.scan(one, heads, others)
-  if runs > _LONGEST:
+  own, prefixes = jax.lax.scan(body, heads, others)
+  if runs > _MAX_STEPS:
     starts = chunk_prefixes(join, first, own)
   else:
     own = jax.tree.map(lambda x: jnp.moveaxis(x, -3, 0)[..., None, :, :], own)
-    _, starts = jax.lax.scan(one, first, own)
+    _, starts = jax.lax.scan(body, first, own)
     starts = jax.tree.map(
       lambda x: jnp.moveaxis(x[..., 0, :, :], 0, -3), starts
     )
-  within = jax.vmap(functools.partial(join, starts))(within)
-  return jax.tree.map(chunks, starts, within)
+  prefixes = jax.vmap(functools.partial(join, starts))(prefixes)
+  return jax.tree.map(join_runs, starts, prefixes)
 
 
 def is_sequence_sharded(axis_name: str | None) -> TypeGuard[str]:
-  """Whether the call has one of several shards of a sequence."""
+  """Whether the sequence is sharded over several devices."""
   return axis_name is not None and jax.lax.axis_size(axis_name) > 1
 
 
 def device_prefix(
   join: Callable[[T, T], T], first: T, own: T, axis_name: str
 ) -> T:
-  """Joins `own` of all devices before this one, inside `jax.shard_map`.
+  """Joins `own` of all earlier devices, inside `jax.shard_map`.
 
-  `join` is `(earlier, later) -> both`, and associative. The first device gets `first`.
+  `join` is an associative function of (earlier, later). The first device gets `first`.
 
   Cost: ⌈log₂ D⌉ + 1 messages of the size of `own`, to the devices at distances 1, 2, 4,
   …, and finally to the next device.
@@ -378,8 +383,8 @@ def device_prefix(
     pairs = [(i, i + distance) for i in range(size - distance)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, pairs), tree)
 
-  def select(condition, one, other):
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
+  def select(condition, xs, ys):
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), xs, ys)
 
   total, distance = own, 1
   while distance < size:

@@ -1,9 +1,9 @@
 """Lower triangular matrices of a chunk: scores of pairs with decays, and inverses.
 
-With log decays g_u, the pair of a later position i and an earlier j has the factor
-e^(Σ g_u over j < u ≤ i). No exponent is above 0, because a quotient of two exponentials
-could overflow. No exponent is a difference of two rounded long sums, which would lose
-digits.
+With log decays g_u, the pair of a later position i and an earlier position j has the
+factor e^(Σ g_u over j < u ≤ i). It is not computed as a quotient of two exponentials,
+which could overflow, nor is its exponent a difference of two long rounded sums, which
+would lose digits.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ import numpy as np
 from attention.platform import backend
 
 _SHORT = 8
-"""Chunks of this size have matrix products too small for accelerators."""
+"""The largest size of chunks whose matrix products are too small for accelerators."""
 
-FORGOTTEN = -1e30
-"""The log decay that clears a state; finite, so that sums of it are finite."""
+LOG_ZERO = -1e30
+"""The log decay that clears a state; finite, so that its sums are finite."""
 
 
 def pairs(
@@ -27,19 +27,20 @@ def pairs(
   keys: Sequence[Float[Array, "*A G C M"]],
   log_decay: Float[Array, "*A G C M"],
 ) -> list[list[Float[Array, "*Q G C C"]]]:
-  """Σ_m x_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of two.
+  """Σ_m x_im k_jm e^(Σ g_um over j < u ≤ i) where j ≤ i, 0 elsewhere; C is a power of
+  two.
 
-  Returns for each of `keys` the scores of all readers x. Recursively splits the chunk in
-  halves: decays are split at the start of the later half, which makes the pairs across
-  halves a matrix product. Halves that are too short for a matrix product are computed
-  one distance at a time.
+  Returns, for each of `keys`, the scores of all readers x. It recursively splits the
+  chunk into halves. Splitting decays at the start of the later half makes the pairs
+  across halves a matrix product. Halves that are too short for matrix products are
+  computed one distance at a time.
   """
   size, platform = log_decay.shape[-2], backend.name()
   if platform == "tpu":
     return _by_levels(readers, keys, log_decay)
   if size <= (1 if platform == "cpu" else _SHORT):
     return _by_distance(readers, keys, log_decay)
-  # Twice as many chunks instead of another axis: XLA:CPU aborts on products of arrays
+  # Halves become chunks, without another axis: XLA:CPU aborts on products of arrays
   # with eight axes.
   halves = jax.tree.map(
     lambda x: x.reshape(*x.shape[:-3], -1, size // 2, x.shape[-1]),
@@ -71,37 +72,36 @@ def _by_levels(readers, keys, log_decay):
 
 
 def _levels(size):
-  """Masks `[L, C, C]` of pairs within halves, and of pairs that a level computes.
+  """The terms of decays within halves, and the pairs across them, `[L, C, C]` each.
 
-  A TPU's compiler takes seconds for each of the recursion's short arrays. So a level of
-  the loop computes all pairs of a chunk by one product, which wastes operations, and
-  keeps those across the halves of its size, as the recursion does. The first level has
-  the diagonal. The first mask of a level leads from a position of an earlier half to its
-  end, or from the start of a later half to the position.
+  A TPU's compiler takes seconds for each short array of the recursion. Instead, a level
+  computes all pairs of a chunk by one product and keeps those across halves of one size.
+  This wastes operations. The first level keeps the diagonal. The decay of a position is
+  that to the end of an earlier half, or from the start of a later half.
   """
-  place = np.arange(size)
-  apart, distance = place[:, None] ^ place, place[:, None] - place
-  within, across = [np.zeros_like(apart)], [apart == 0]
+  index = np.arange(size)
+  xor, distance = index[:, None] ^ index, index[:, None] - index
+  within, across = [np.zeros_like(xor)], [xor == 0]
   half = 1
   while half < size:
-    is_later = place[:, None] // half % 2 == 1
-    within.append((apart < half) & ((distance >= 0) == is_later))
-    across.append((apart // half == 1) & (distance > 0))
+    is_later = index[:, None] // half % 2 == 1
+    within.append((xor < half) & ((distance >= 0) == is_later))
+    across.append((xor // half == 1) & (distance > 0))
     half *= 2
   return np.stack(within), np.stack(across)
 
 
 def _level_decay(masks, log_decay):
-  """The decays within halves of a level, and the mask of its pairs."""
+  """The decays within the halves of a level, and the mask of its pairs."""
   within, across = masks
   return jnp.exp(_sums(within, log_decay)), across
 
 
 def _by_distance(readers, keys, log_decay):
-  """`pairs` with a distance d = i − j below 8, one distance at a time.
+  """`pairs` of a distance d = i − j < 8, one distance at a time.
 
-  The log decay over d + 1 positions is that over d positions plus one term, so no digits
-  are lost.
+  The log decay over d + 1 positions is the one over d positions plus one term, so no
+  digits are lost.
   """
   size = log_decay.shape[-2]
   distances = range(min(size, _SHORT))
@@ -109,18 +109,18 @@ def _by_distance(readers, keys, log_decay):
   diagonals = jnp.stack(diagonals, axis=1)
   diagonals = diagonals.reshape(*[1] * (log_decay.ndim - 2), *diagonals.shape)
 
-  def to_pairs(*scores):
-    """Makes `[*Q, C, C]` of the scores `[*Q, C]` of every distance."""
+  def to_matrix(*scores):
+    """Combines the scores `[*Q, C]` of all distances to `[*Q, C, C]`."""
     return jnp.sum(jnp.stack(scores, axis=-1)[..., None] * diagonals, axis=-2)
 
-  total, by_distance = jnp.zeros_like(log_decay), []
+  total, diagonal_scores = jnp.zeros_like(log_decay), []
   for d in distances:
     decayed = [shift(key, d) * jnp.exp(total) for key in keys]
-    by_distance.append(
+    diagonal_scores.append(
       [[jnp.sum(x * key, axis=-1) for x in readers] for key in decayed]
     )
     total += shift(log_decay, d)
-  return jax.tree.map(to_pairs, *by_distance)
+  return jax.tree.map(to_matrix, *diagonal_scores)
 
 
 def decayed_sums(
@@ -130,8 +130,8 @@ def decayed_sums(
 ) -> Float[Array, "*A G C M"]:
   """Σ_j A_ij x_jm e^(Σ g_um over j < u ≤ i) over j ≤ i; C is a power of two.
 
-  The decays are those of the values' channels, while in `pairs` they are those of the
-  channels that scores sum over. Splits the chunk as `pairs` does.
+  The decays are those of the channels of values, whereas in `pairs` they are those of
+  the channels over which scores sum. It splits the chunk as `pairs` does.
   """
   size, platform = log_decay.shape[-2], backend.name()
   if platform == "tpu":
@@ -171,13 +171,13 @@ def products(
   rows: Sequence[Float[Array, "*Q C M"]],
   columns: Sequence[Float[Array, "*A D M"]],
 ) -> list[list[Float[Array, "*Q C D"]]]:
-  """For each y of `columns`, x yᵀ for each x of `rows`; one product per x."""
-  together = jnp.concatenate(columns, axis=-2)
-  by_row = [
-    jnp.split(jnp.einsum("...qm,...sm->...qs", x, together), len(columns), -1)
+  """For each y in `columns`, x yᵀ for each x in `rows`; one product per x."""
+  joined = jnp.concatenate(columns, axis=-2)
+  results = [
+    jnp.split(jnp.einsum("...qm,...sm->...qs", x, joined), len(columns), -1)
     for x in rows
   ]
-  return [list(x) for x in zip(*by_row, strict=True)]
+  return [list(x) for x in zip(*results, strict=True)]
 
 
 def decay_to_end(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
@@ -188,10 +188,10 @@ def decay_to_end(log_decay: Float[Array, "*A C D"]) -> Float[Array, "*A C D"]:
 def running_sum(
   x: Float[Array, "*A C D"], direction: int = 1
 ) -> Float[Array, "*A C D"]:
-  """The inclusive cumulative sum over positions; with a direction of −1 from the end.
+  """The inclusive cumulative sum over positions; from the end if `direction` is −1.
 
   For a TPU, windowed sums compile slowly, so a product with a triangle of ones replaces
-  them. It adds 0 times other positions, for which log decays of −∞ become finite.
+  them. It also adds 0 times other positions, so log decays of −∞ are made finite.
   """
   if backend.name() != "tpu":
     return jax.lax.cumsum(x, axis=x.ndim - 2, reverse=direction < 0)
@@ -200,30 +200,28 @@ def running_sum(
 
 
 def _sums(ones, log_decay):
-  """Sums of log decays, those of row i with 1 in row i of a matrix."""
+  """Products of a matrix of zeros and ones with log decays."""
   ones = jnp.asarray(ones, log_decay.dtype)
-  return jnp.matmul(
-    ones, jnp.maximum(log_decay, FORGOTTEN), precision="highest"
-  )
+  return jnp.matmul(ones, jnp.maximum(log_decay, LOG_ZERO), precision="highest")
 
 
 def shift(x: Float[Array, "*A C D"], distance: int) -> Float[Array, "*A C D"]:
   """Shifts rows to later positions, or to earlier ones if negative; fills with 0."""
   later, earlier = max(distance, 0), max(-distance, 0)
-  kept = x[..., earlier : x.shape[-2] - later, :]
-  return jnp.pad(kept, [(0, 0)] * (x.ndim - 2) + [(later, earlier), (0, 0)])
+  rows = x[..., earlier : x.shape[-2] - later, :]
+  return jnp.pad(rows, [(0, 0)] * (x.ndim - 2) + [(later, earlier), (0, 0)])
 
 
 def triangle(
   own: Float[Array, "*A E D D"], across: Float[Array, "*A G D D"]
 ) -> Float[Array, "*A G C C"]:
-  """[[A, 0], [X, D]], with A and D alternating in `own`, and X = `across`."""
+  """[[A, 0], [X, D]], with A and D alternating in `own` and X in `across`."""
   first, second = own[..., ::2, :, :], own[..., 1::2, :, :]
   return jnp.block([[first, jnp.zeros_like(across)], [across, second]])
 
 
-_FORGETS = -104.0
-"""The logarithm of a decay that is 0 in float32."""
+_LOG_UNDERFLOW = -104.0
+"""The logarithm of a decay that underflows to 0 in float32."""
 
 
 def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
@@ -232,22 +230,22 @@ def pair_decays(log_decay: Float[Array, "*A C 1"]) -> Float[Array, "*A C C"]:
 
 
 def pair_sums(
-  log_decay: Float[Array, "*A C 1"], lowest: float = _FORGETS
+  log_decay: Float[Array, "*A C 1"], lowest: float = _LOG_UNDERFLOW
 ) -> Float[Array, "*A C C"]:
   """Σ g_u over j < u ≤ i where j ≤ i, 0 elsewhere; −∞ with any g below `lowest`.
 
-  Σ is the difference of the sums over u ≤ i and u ≤ j, which lose no digits: multiples
+  Σ is the difference of the sums over u ≤ i and u ≤ j, which loses no digits: multiples
   of 2⁻¹¹ up to 2¹³ are added without rounding, and the remainder of each g is small.
-  Decays of 0 are counted instead of added.
+  Values below `lowest` are counted and not added.
   """
-  forgets = log_decay < lowest
-  kept = jnp.where(forgets, 0.0, log_decay)
-  coarse = jax.lax.stop_gradient(jnp.round(kept * 2.0**11) / 2.0**11)
-  terms = coarse, kept - coarse, forgets.astype(jnp.float32)
+  is_zero = log_decay < lowest
+  finite = jnp.where(is_zero, 0.0, log_decay)
+  coarse = jax.lax.stop_gradient(jnp.round(finite * 2.0**11) / 2.0**11)
+  terms = coarse, finite - coarse, is_zero.astype(jnp.float32)
   sums = (jnp.cumsum(x, axis=-2) for x in terms)
   coarse, fine, count = (x - jnp.swapaxes(x, -2, -1) for x in sums)
   total = jnp.where(count > 0.0, -jnp.inf, coarse + fine)
-  # Without i = j: the gradient of its 0 would absorb the others by rounding.
+  # Without i = j, where Σ is 0: rounding would let its gradient absorb the others.
   is_earlier = jnp.tri(log_decay.shape[-2], k=-1, dtype=bool)
   return jnp.where(is_earlier, total, 0.0)
 
@@ -259,8 +257,8 @@ def inverse(lower: Float[Array, "B N G C C"]) -> Float[Array, "B N G C C"]:
     [[A, 0], [X, D]]⁻¹ = [[A⁻¹, 0], [−D⁻¹ X A⁻¹, D⁻¹]]
 
   This is blocked forward substitution, and as stable. A TPU's compiler is slow with the
-  recursion, so there a loop over the sizes of halves multiplies whole matrices in which
-  other blocks are 0. A GPU would read and write much more that way.
+  recursion, so for a TPU a loop over the sizes of halves multiplies whole matrices in
+  which other blocks are 0. On a GPU, that would read and write much more.
   """
   return _by_loop(lower) if backend.name() == "tpu" else _by_recursion(lower)
 
@@ -279,15 +277,15 @@ def _by_recursion(lower):
 
 def _by_loop(lower):
   size = lower.shape[-1]
-  place = np.arange(size)[None, None, None]
-  # In [2ᵏ, 2ᵏ⁺¹) across halves of size 2ᵏ.
-  apart = jnp.asarray(place[..., None] ^ place[..., None, :])
+  index = np.arange(size)[None, None, None]
+  # In [2ᵏ, 2ᵏ⁺¹) for pairs across halves of size 2ᵏ.
+  xor = jnp.asarray(index[..., None] ^ index[..., None, :])
 
   def merge(k, inverted):
-    across = jnp.where(apart >> k == 1, lower, 0.0)
+    across = jnp.where(xor >> k == 1, lower, 0.0)
     return inverted - inverted @ across @ inverted
 
-  first = jnp.where(apart == 1, -lower, (apart == 0).astype(lower.dtype))
+  first = jnp.where(xor == 1, -lower, (xor == 0).astype(lower.dtype))
   return jax.lax.fori_loop(1, (size - 1).bit_length(), merge, first)
 
 

@@ -17,11 +17,10 @@ class DenseCache(NamedTuple):
     key: `[B, S, K, H]`, S = max_length; rows from `index` on are unset.
     value: `[B, S, K, V]`.
     index: `[B]`, the number of positions seen.
-    forget_bias: the cumulative log forget gate since each position, Σ log f over later
-      positions; None without forget gates.
-    grows: a class attribute, not a field. A cache with grows = True has max_length
-      slots on axis 1 of its first array, and is full when `index` reaches that number.
-      With another number, each of these slots is for that many positions.
+    forget_bias: Σ log f over the positions after each one; None without forget gates.
+    grows: a class attribute, not a field. If True, the first array of the cache has one
+      row on axis 1 for each of max_length positions, and the cache is full when `index`
+      reaches their number. If an int, each row serves that many positions.
   """
 
   key: Float[Array, "B S K H"]
@@ -39,7 +38,7 @@ def init_cache(
   *,
   forgets: bool = False,
 ) -> DenseCache:
-  """An empty cache for `max_length` positions: B·S·K·(H+V) numbers."""
+  """Creates an empty cache for `max_length` positions: B·S·K·(H+V) numbers."""
   shape = (batch, max_length, dims.num_kv_heads)
   forget_bias = None
   if forgets:
@@ -59,9 +58,9 @@ def prefill(
   lengths: Int[Array, "B"],
   log_forget: Float[Array, "B P N"] | None = None,
 ) -> DenseCache:
-  """The cache after the first `lengths` of P positions, which it copies."""
+  """Writes the first `lengths` of P positions to the cache."""
   # Rows beyond an example's length are overwritten before any query sees them. Until
-  # then they enter products with a weight of 0, so they may not be NaN.
+  # then they enter products with a weight of 0, so they must not be NaN.
   key, value = (prompt_rows(x, lengths) for x in (key, value))
   forget_bias = cache.forget_bias
   if forget_bias is not None and log_forget is not None:
@@ -79,9 +78,9 @@ def prefill(
 def prompt_rows(
   x: Shaped[Array, "B P *F"], lengths: Int[Array, "B"]
 ) -> Shaped[Array, "B P *F"]:
-  """`x` with zeros beyond the length of each example."""
-  is_read = jnp.arange(x.shape[1])[None, :] < lengths[:, None]
-  return jnp.where(is_read.reshape(*is_read.shape, *[1] * (x.ndim - 2)), x, 0)
+  """Replaces rows beyond the length of each example with zeros."""
+  keep = jnp.arange(x.shape[1])[None, :] < lengths[:, None]
+  return jnp.where(keep.reshape(*keep.shape, *[1] * (x.ndim - 2)), x, 0)
 
 
 def append(
@@ -89,7 +88,7 @@ def append(
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K V"],
 ) -> DenseCache:
-  """The cache with one more position; `forget_bias` is not updated."""
+  """Appends one position to the cache; does not update `forget_bias`."""
   here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
   return cache._replace(
     key=layout.write(cache.key, key, here),
@@ -103,16 +102,16 @@ def ring(
   rows: Shaped[Array, "B P *F"],
   lengths: Int[Array, "B"],
 ) -> Shaped[Array, "B W *F"]:
-  """The last W of the first `lengths` rows, row p in slot p mod W of a cache `past`."""
-  slots, last = jnp.arange(past.shape[1])[None], lengths[:, None] - 1
-  # The latest position of each slot; below 0 if the slot is empty.
-  position = last - (last - slots) % slots.size
-  taken = jnp.clip(position, 0, rows.shape[1] - 1)
-  return layout.rows_at(rows, taken).astype(past.dtype)
+  """Fills a ring buffer with the last W of `lengths` rows; row p is at p mod W."""
+  index, last = jnp.arange(past.shape[1])[None], lengths[:, None] - 1
+  # The latest position at each index of the buffer; negative if there is none.
+  position = last - (last - index) % index.size
+  position = jnp.clip(position, 0, rows.shape[1] - 1)
+  return layout.rows_at(rows, position).astype(past.dtype)
 
 
 class IndexedCache(NamedTuple):
-  """Keys, values and index keys of the positions seen so far, `index [B]` of them."""
+  """The keys, values and index keys of the `index [B]` positions seen so far."""
 
   key: Float[Array, "B S K H"]
   value: Float[Array, "B S K V"]
@@ -124,19 +123,19 @@ class IndexedCache(NamedTuple):
 def init_indexed(
   batch: int, max_length: int, dims: Dims, dtype: Any, index_dim: int
 ) -> IndexedCache:
-  """An empty cache, whose index keys of width D are float32."""
-  exact = init_cache(batch, max_length, dims, dtype)
+  """Creates an empty cache; its index keys of width D are float32."""
+  dense = init_cache(batch, max_length, dims, dtype)
   index_key = jnp.zeros((batch, max_length, index_dim), jnp.float32)
-  return IndexedCache(exact.key, exact.value, index_key, exact.index)
+  return IndexedCache(dense.key, dense.value, index_key, dense.index)
 
 
-def with_next(
+def append_indexed(
   cache: IndexedCache,
   key: Float[Array, "B 1 K H"],
   value: Float[Array, "B 1 K V"],
   index_key: Float[Array, "B 1 D"],
 ) -> IndexedCache:
-  """The cache with one more position."""
+  """Appends one position to the cache."""
   here = jnp.arange(cache.key.shape[1])[None] == cache.index[:, None]
   return IndexedCache(
     layout.write(cache.key, key, here),
@@ -146,14 +145,14 @@ def with_next(
   )
 
 
-def with_prompt(
+def prefill_indexed(
   cache: IndexedCache,
   key: Float[Array, "B P K H"],
   value: Float[Array, "B P K V"],
   index_key: Float[Array, "B P D"],
   lengths: Int[Array, "B"],
 ) -> IndexedCache:
-  """The cache after the first `lengths` of P positions."""
+  """Writes P positions to the cache, of which the first `lengths` count."""
   return IndexedCache(
     layout.put(cache.key, key, 0),
     layout.put(cache.value, value, 0),

@@ -9,14 +9,14 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 SHARED = (1, 1)
-"""Shape of keys that drop the same pairs in all B examples and N heads."""
+"""The shape of keys that drop the same pairs in all B examples and N heads."""
 
 _GOLDEN = np.uint32(0x9E3779B9)
-"""φ·2³², φ the golden ratio, whose multiples are spread as evenly as possible."""
+"""φ·2³² with the golden ratio φ, whose multiples are spread as evenly as possible."""
 
 
 def shared(key: Array | None) -> Array:
-  """Keys [1, 1], from a key of either kind that JAX has."""
+  """Converts a typed or a raw random key to shared keys `[1, 1]`."""
   key = _require_key(key)
   if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
     key = jax.random.wrap_key_data(key)
@@ -31,9 +31,10 @@ def is_shared(key: Array | None) -> TypeGuard[Array]:
 def split(
   key: Array | None, shape: int | tuple[int, ...], *, heads_differ: bool = False
 ) -> Array:
-  """`jax.random.split`, whose keys are shared if `key` is.
+  """`jax.random.split`, which returns shared keys if `key` is shared.
 
-  The keys of all heads are then the same.
+  With `heads_differ`, one key is for some of the heads; shared keys are then repeated,
+  so that all heads drop the same pairs.
   """
   key = _require_key(key)
   if not is_shared(key):
@@ -47,9 +48,9 @@ def split(
 def factors(
   key: Array | None, rate: float, shape: tuple[int, ...], *numbers: Array | int
 ) -> Float[Array, "..."]:
-  """Keep / (1 − rate) for the tile identified by `numbers`.
+  """Draws dropout factors, 0 or 1 / (1 − rate), for the tile identified by `numbers`.
 
-  It depends only on the key and the numbers, so the backward pass draws the same
+  They depend only on the key and the numbers, so the backward pass draws the same
   factors as the forward pass, however many tiles one step has. With shared keys,
   `shape` has one example and one head.
 
@@ -77,14 +78,14 @@ def pair_factors(
   queries: Int[Array, "C"],
   keys: Int[Array, "D"],
 ) -> Float[Array, "B N C D"]:
-  """Keep / (1 − rate) for pairs of query and key positions.
+  """Draws dropout factors, 0 or 1 / (1 − rate), for pairs of query and key positions.
 
-  It depends only on the key, the example, the head and the two positions: whichever
-  mechanism, tile size and devices compute a pair, it is dropped or kept alike. Each
-  pair takes one word of Threefry. Its counter is the position of the key, and that of
-  the query plus φ·2³² for each earlier example and head, which keeps their ranges
-  apart (for 4,096 of them, up to 744,000 positions; beyond that, two heads would
-  somewhere drop the same pairs).
+  A factor depends only on the key, the example, the head and the two positions, and not
+  on the mechanism, the tile size or the device that computes the pair. Each pair takes
+  one word of Threefry. Its counter is the position of the key, and the position of the
+  query plus φ·2³² for each earlier example and head, so that the ranges of heads do not
+  overlap (for 4,096 of them, up to 744,000 positions; beyond that, two heads would drop
+  some of the same pairs).
   """
   if is_shared(key):
     shared_factors = pair_factors(key[0, 0], rate, 1, 1, queries, keys)

@@ -1,7 +1,7 @@
-"""Forget gates: cumulative logarithms, for logits and for caches.
+"""Cumulative log forget gates, for logits and for caches.
 
-The logit of query t and key s gets F_t − F_s, F_t = Σ log f_u over u ≤ t; a cache holds
-this difference for its next query.
+F_t − F_s is added to the logit of query t and key s, with F_t = Σ log f_u over u ≤ t. A
+cache stores this difference for the next query.
 
 Paper: Forgetting transformer, arXiv:2503.02130.
 """
@@ -16,19 +16,20 @@ from attention.recurrent.triangular import decay_to_end
 def finite_log_forget(
   log_forget: Float[Array, "B T N"],
 ) -> Float[Array, "B T N"]:
-  """Logarithms of gates, with −2²⁰ for gates that are 0.
+  """Replaces the logarithm of a gate of 0 with −2²⁰.
 
-  e^(−2²⁰) is 0 as well, and a sum with −2²⁰ keeps the precision of the other terms.
+  e^(−2²⁰) is 0 as well, and adding −2²⁰ to a sum keeps the precision of its other
+  terms.
   """
   return jnp.maximum(log_forget, -(2.0**20))
 
 
 def forget_sums(log_forget: Float[Array, "B T N"]) -> Float[Array, "B T N 2"]:
-  """F at every position as a sum of two numbers, in float32 or more.
+  """F at every position, as the sum of two numbers in float32 or more.
 
   F grows with the length, and the difference of two long sums would lose precision. So
-  the first number is F rounded, and the second the rounding error; the difference
-  between first numbers of neighbours is exact.
+  the first number is F, rounded, and the second is the rounding error. The difference
+  of the first numbers of neighbours is exact.
   """
   return _forget_sums(finite_log_forget(log_forget))
 
@@ -42,7 +43,7 @@ def _forget_sums(log_forget):
 
 @_forget_sums.defjvp
 def _forget_sums_jvp(primals, tangents):
-  """Rounding has no derivative: that of the first number is F's, of the second 0."""
+  """The derivative of F for the first number; 0 for the second, the rounding error."""
   sums = _forget_sums(*primals)
   total = jnp.cumsum(tangents[0].astype(sums.dtype), axis=1)
   return sums, jnp.stack([total, jnp.zeros_like(total)], axis=-1)
@@ -62,15 +63,15 @@ def next_forget_bias(
   log_forget: Float[Array, "B 1 N"] | None,
   is_new: Bool[Array, "B S"],
 ) -> Float[Array, "B S N"] | None:
-  """Σ log f since each slot of a cache, including the new position in slot `is_new`.
+  """Updates Σ log f over later positions for a new position, at `is_new` in the cache.
 
   Raises:
     ValueError: only one of `forget_bias` and `log_forget` is given.
   """
   if (forget_bias is None) != (log_forget is None):
     raise ValueError(
-      "log_forget: expected one in every call of a mechanism made with "
-      "forget=True, and in no other"
+      "log_forget: expected in every call of a mechanism with forget=True, and "
+      "in no other"
     )
   if forget_bias is None or log_forget is None:
     return None

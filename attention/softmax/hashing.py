@@ -1,4 +1,4 @@
-"""Hash buckets of tokens, and the order in which buckets lie next to each other.
+"""Hash buckets of tokens, and sorting by bucket.
 
 Paper: Reformer, section 2, arXiv:2001.04451.
 """
@@ -23,7 +23,7 @@ def lsh_rotations(
     num_buckets: an even number, or 1 for no hashing.
 
   Returns:
-    `[rounds, H, buckets/2]` float32, its last axis 0 for one bucket.
+    `[rounds, H, buckets/2]` float32; the last axis is empty for one bucket.
 
   Paper: arXiv:2001.04451, section 2, "Locality sensitive hashing".
   """
@@ -46,23 +46,23 @@ def check_buckets(num_buckets: int) -> None:
 def hash_buckets(
   x: Float[Array, "B T N H"], rotations: Float[Array, "rounds H half"]
 ) -> Int[Array, "rounds B N T"]:
-  """The argmax of [xR; -xR] in every round, some tokens at a time."""
+  """The argmax of [xR; -xR] in every round, computed for some tokens at a time."""
   batch, length, num_heads, _ = x.shape
   num_rounds, _, half = rotations.shape
   if half == 0:
     return jnp.zeros((num_rounds, batch, num_heads, length), jnp.int32)
-  exact = rotations.astype(jnp.float32)
+  rotations = rotations.astype(jnp.float32)
 
   def bucket(x):
     # Full precision gives the same bucket on every device and in every call.
     products = jnp.einsum(
-      "rhm,bnh->rmbn", exact, x.astype(jnp.float32), precision="highest"
+      "rhm,bnh->rmbn", rotations, x.astype(jnp.float32), precision="highest"
     )
-    # XLA:CPU is slow along the last axis.
+    # On XLA:CPU, argmax along the last axis is slow.
     return jnp.argmax(jnp.concatenate([products, -products], 1), axis=1)
 
   token_bytes = 8 * num_rounds * half * batch * num_heads
-  size = backend.rows_at_once(token_bytes, length, least=64)
+  size = backend.rows_per_tile(token_bytes, length, least=64)
   out = jax.lax.map(bucket, jnp.swapaxes(x, 0, 1), batch_size=size)
   return jnp.moveaxis(out, 0, 3)
 
@@ -72,9 +72,11 @@ def sort_by_bucket(
   segment_ids: Int[Array, "B T"] | None = None,
   keep: Bool[Array, "B T"] | None = None,
 ) -> tuple[Int[Array, "rounds B N T"], Int[Array, "rounds B N T"]]:
-  """The token at each sorted place, and the number of its bucket's earlier tokens.
+  """Sorts tokens by bucket, with each masked token in a bucket of its own at the end.
 
-  Each masked token has its own bucket, after all others.
+  Returns:
+    The token at each place of the sorted order, and the number of earlier tokens in its
+    bucket.
   """
   is_masked = None if keep is None else ~keep
   keys = [bucket] + [
@@ -91,11 +93,11 @@ def sort_by_bucket(
   return order, place - jax.lax.cummax(jnp.where(is_first, place, 0), axis=3)
 
 
-def by_position(
+def unsort(
   x: Int[Array, "rounds B N T"], order: Int[Array, "rounds B N T"]
 ) -> Int[Array, "rounds B N T"]:
-  """Reorders numbers from sorted order to position order."""
-  put = jax.vmap(
+  """Reorders `x` from the sorted order to the order of positions."""
+  scatter = jax.vmap(
     lambda x, i: jnp.zeros_like(x).at[i].set(x, unique_indices=True)
   )
-  return jax.vmap(jax.vmap(put))(x, order)
+  return jax.vmap(jax.vmap(scatter))(x, order)

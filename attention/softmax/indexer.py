@@ -1,4 +1,4 @@
-"""The lightning indexer, which selects keys for a query, and its loss.
+"""The lightning indexer, which selects keys for each query, and its loss.
 
     I[t, s] = Σ_i index_weight[t, i] · relu(index_query[t, i] · index_key[s])
 
@@ -29,7 +29,7 @@ KEY_EPSILON = 1e-6
 
 
 class Rows(NamedTuple):
-  """The arrays of queries, `[B, T, …]`."""
+  """Arrays of queries, `[B, T, …]`: index queries and weights, segments, positions."""
 
   index: Any
   weight: Any
@@ -39,26 +39,26 @@ class Rows(NamedTuple):
 
 
 class Keys(NamedTuple):
-  """The arrays of keys, `[B, S, …]`."""
+  """Arrays of keys, `[B, S, …]`: index keys, unmasked keys, and segments."""
 
   index: Any
-  shown: Any
+  keep: Any
   ids: Any
 
 
 class Options(NamedTuple):
-  """The sizes of an indexer, and how it differs from DeepSeek-V3.2's.
+  """The sizes of an indexer, and its differences from that of DeepSeek-V3.2.
 
   Attributes:
     num_heads: I.
     dim: D.
-    query_rank: index queries are projected from this many numbers, from which the
-      model projects its queries; None projects them from the inputs.
+    query_rank: the width of the latent queries from which index queries are projected;
+      None projects them from the inputs.
     norm: 'layer', a layer norm of index keys; 'rms_from_one', an RMS norm of index
       queries and keys, whose scales are stored minus 1 (MiniMax-M3); or None.
     epsilon: ε of the norms.
-    rotary_dim: the first features of index queries and keys that the model rotates;
-      None rotates half of them here.
+    rotary_dim: the number of leading features of index queries and keys that the model
+      rotates; None rotates half of the features here.
     has_weights: whether scores are weighted sums over the index heads.
   """
 
@@ -72,11 +72,11 @@ class Options(NamedTuple):
 
 
 def check_defaults(needed: str, **options: tuple[Any, Any]) -> None:
-  """Raises ValueError unless options that need another one have their defaults.
+  """Raises ValueError unless options that need another option have their defaults.
 
   Args:
     needed: the option without which the others have no effect.
-    **options: the value and the default of each.
+    **options: the value and the default of each option.
   """
   for name, (value, default) in options.items():
     if value != default:
@@ -86,7 +86,7 @@ def check_defaults(needed: str, **options: tuple[Any, Any]) -> None:
 
 
 def check_rotation(dim: int, rotary_dim: int | None) -> None:
-  """Raises ValueError if features of these numbers do not rotate in pairs."""
+  """Raises ValueError unless the rotated features divide into pairs."""
   if rotary_dim is None and dim % 4:
     raise ValueError(
       "index_dim: expected a multiple of 4, as half of the features rotate in pairs, "
@@ -100,7 +100,7 @@ def check_rotation(dim: int, rotary_dim: int | None) -> None:
 
 
 def init(key: Array, dims: Dims, options: Options) -> dict[str, Array]:
-  """The variables of an indexer."""
+  """Initialises the parameters of an indexer."""
   num_heads, dim = options[:2]
   checks.check_features("an indexer", dims.features)
   shapes = {"query": (num_heads, dim), "key": (dim,), "weight": (num_heads,)}
@@ -122,16 +122,16 @@ def init(key: Array, dims: Dims, options: Options) -> dict[str, Array]:
   return params | {f"index_{name}": x for name, x in norm.items()}
 
 
-def read(
+def project(
   params: gates.Params,
   options: Options,
   inputs: Float[Array, "B T F"],
   query_inputs: Float[Array, "B T R"] | None = None,
 ) -> dict[str, Array]:
-  """`index_query`, `index_key` and `index_weight`; inputs have no gradient.
+  """Projects inputs to `index_query`, `index_key` and `index_weight`.
 
-  With `rotary_dim`, the features that the model rotates are `index_query_rotary` and
-  `index_key_rotary` `[B, T, 1, P]`.
+  No gradient flows to the inputs. With `rotary_dim`, the features that the model
+  rotates are `index_query_rotary` and `index_key_rotary` `[B, T, 1, P]`.
   """
   sources = {} if query_inputs is None else {"index_query": query_inputs}
   arrays = {}
@@ -162,13 +162,14 @@ def read(
     ("index_query", arrays["index_query"]),
     ("index_key", arrays["index_key"][:, :, None]),
   ):
-    parts = jnp.split(x, [options.rotary_dim], axis=3)
-    arrays[f"{name}_rotary"], arrays[name] = parts
+    arrays[f"{name}_rotary"], arrays[name] = jnp.split(
+      x, [options.rotary_dim], axis=3
+    )
   return arrays
 
 
 def gate_names(rotary_dim: int | None) -> list[str]:
-  """The names of the index queries and keys of `read`."""
+  """The names of the index queries and keys that `project` returns."""
   names = ["index_query", "index_key"]
   return names + [f"{name}_rotary" for name in names if rotary_dim]
 
@@ -178,13 +179,13 @@ def rotate(
 ) -> dict[str, Any]:
   """Rotates half of each index query and key by its position.
 
-  Where the model has rotated features, it takes them as they are.
+  If the model has rotated them, it only joins the rotated features to the others.
   """
   if "index_key_rotary" in arrays:
     arrays = dict(arrays)
     for name in ("index_query", "index_key"):
-      parts = arrays.pop(f"{name}_rotary"), arrays[name]
-      arrays[name] = jnp.concatenate(parts, axis=3)
+      rotated = arrays.pop(f"{name}_rotary")
+      arrays[name] = jnp.concatenate([rotated, arrays[name]], axis=3)
     return {**arrays, "index_key": arrays["index_key"][:, :, 0]}
   results = {}
   for name in arrays.keys() & {"index_query", "index_key"}:
@@ -204,17 +205,17 @@ def prefill(
   lengths: Array,
   **call: Any,
 ) -> caches.IndexedCache:
-  """Implements `Attention.prefill`: keeps keys, values and index keys of a prompt."""
+  """Implements `Attention.prefill`: caches keys, values and index keys of a prompt."""
   del variables, query
-  places = jnp.arange(key.shape[1])[None]
-  now = rotate(call, places)["index_key"]
-  return caches.with_prompt(cache, key, value, now, lengths)
+  positions = jnp.arange(key.shape[1])[None]
+  index_key = rotate(call, positions)["index_key"]
+  return caches.prefill_indexed(cache, key, value, index_key, lengths)
 
 
-def without_masked(
+def zero_masked(
   arrays: dict[str, Any], keep: Bool[Array, "B T"] | None
 ) -> dict[str, Any]:
-  """The arrays with zeros at masked positions, whose projections may be anything."""
+  """Zeros the index arrays at masked positions, where projections may be NaN."""
   names = arrays.keys() & {"index_query", "index_key", "index_weight"}
   return arrays | {x: layout.zero_masked(arrays[x], keep) for x in names}
 
@@ -226,44 +227,44 @@ def select(
 
   None selects all. A score of −∞ is never selected.
 
-  Instead of sorting, it counts to find the k-th largest score digit by digit, and then
-  the last place among scores equal to it.
+  It does not sort: it finds the k-th largest score digit by digit, by counting larger
+  ones, and then the last position among the scores equal to it.
   """
-  seen = scores > -jnp.inf
+  visible = scores > -jnp.inf
   source_length = scores.shape[2]
   if top_k is None or top_k >= source_length:
-    return seen
+    return visible
   scores = jnp.where(scores == 0.0, 0.0, scores)  # The bits of -0.0 differ.
   bits = jax.lax.bitcast_convert_type(scores, jnp.uint32)
   # Unsigned integers in the order of the floats.
   sign = jnp.uint32(1 << 31)
   ranks = jnp.where(bits >= sign, ~bits, bits | sign)
-  least = _nth_largest(ranks, jnp.full((*scores.shape[:2], 1), top_k), 32)
-  is_more = ranks > least
-  left = top_k - jnp.sum(is_more, axis=2, keepdims=True, dtype=jnp.int32)
+  threshold = _nth_largest(ranks, jnp.full((*scores.shape[:2], 1), top_k), 32)
+  is_above = ranks > threshold
+  ties = top_k - jnp.sum(is_above, axis=2, keepdims=True, dtype=jnp.int32)
   places = source_length - jnp.arange(source_length, dtype=jnp.uint32)
-  places = jnp.where(ranks == least, places[None, None], 0)
-  last = _nth_largest(places, left, source_length.bit_length())
-  return seen & (is_more | (places >= last))
+  places = jnp.where(ranks == threshold, places[None, None], 0)
+  last = _nth_largest(places, ties, source_length.bit_length())
+  return visible & (is_above | (places >= last))
 
 
 def _nth_largest(
   x: UInt[Array, "B C S"], n: Int[Array, "B C 1"], bits: int
 ) -> UInt[Array, "B C 1"]:
-  """The largest number of `bits` bits that at least n of x reach; 0 for n = 0."""
+  """The largest number of `bits` bits that n of x are not below; 0 for n = 0."""
   digits = -(-bits // 2)  # Each pass over x finds two bits.
 
-  def reached(i, low):
+  def add_digit(i, low):
     shift = (2 * (digits - 1 - i)).astype(jnp.uint32)
     digit = jnp.zeros_like(low)
-    for more in (1, 2, 3):
-      is_reached = x >= low + (jnp.uint32(more) << shift)
+    for candidate in (1, 2, 3):
+      is_reached = x >= low + (jnp.uint32(candidate) << shift)
       count = jnp.sum(is_reached, axis=2, keepdims=True, dtype=jnp.int32)
       digit += (count >= n).astype(jnp.uint32)
     return low + (digit << shift)
 
   low = jnp.zeros_like(x, shape=n.shape)
-  return jax.lax.fori_loop(0, digits, reached, low)
+  return jax.lax.fori_loop(0, digits, add_digit, low)
 
 
 @attention_function
@@ -281,7 +282,8 @@ def dsa_indexer_loss(
   query_segment_ids: Int[Array, "B T"] | None = None,
   key_segment_ids: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B T"]:
-  """The loss that trains the indexer of `dsa_attention` to score keys as attention does.
+  """The loss that trains the indexer of `dsa_attention` to score keys as attention
+  does.
 
     loss[t] = KL(p[t] ‖ softmax over s in A(t) of I[t, s])
     p[t, s] = mean over heads of softmax over s in A(t) of (scale · q[t] · k[s])
@@ -289,10 +291,11 @@ def dsa_indexer_loss(
   Gradients reach only `index_query`, `index_key` and `index_weight`.
 
   Args:
-    top_k: A(t) is the selection of `dsa_attention`, as in the sparse stage of the
-      paper's training. None is all visible keys, as in its dense warm-up.
+    top_k: the number of keys that `dsa_attention` selects as A(t), as in the sparse
+      stage of the paper's training. None means all visible keys, as in its dense
+      warm-up.
 
-  Other arguments: as `dsa_attention`.
+  Other arguments are those of `dsa_attention`.
 
   Returns:
     `[B, T]` float32, in nats; 0 for a query that sees no key.
@@ -300,7 +303,8 @@ def dsa_indexer_loss(
   Raises:
     ValueError: as `dsa_attention`.
 
-  Cost: time T·S·(I·D + N·H); memory, for C queries at once, B·C·S·(I+N). Nothing is T×S.
+  Cost: time T·S·(I·D + N·H); memory B·C·S·(I+N), for C queries at once. No array is
+  T×S.
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, equations 3 and 4.
   """
@@ -335,7 +339,7 @@ def row_losses(
   scale: float | Float[Array, ""] | None,
   is_causal: bool = True,
 ) -> Float[Array, "B T"]:
-  """The losses of `dsa_indexer_loss`; a causal row sees keys up to its place."""
+  """The losses of `dsa_indexer_loss`; a causal row sees keys up to its position."""
   head_dim, heads = rows.query.shape[-1], rows.query.shape[2]
   scale = checks.softmax_scale(scale, head_dim)
   query, key, scale = jax.lax.stop_gradient((rows.query, key, scale))
@@ -343,52 +347,59 @@ def row_losses(
 
   def loss(rows):
     scores = index_scores(rows, keys, is_causal)
-    seen = select(jax.lax.stop_gradient(scores), top_k)
-    queries = rows.query.reshape(*seen.shape[:2], kv_heads, -1, head_dim)
+    selected = select(jax.lax.stop_gradient(scores), top_k)
+    queries = rows.query.reshape(*selected.shape[:2], kv_heads, -1, head_dim)
     logits = scale * layout.dot("bckjh,bskh->bckjs", queries, key)
-    weights, _ = softmax_and_lse(logits, seen[:, :, None, None])
+    weights, _ = softmax_and_lse(logits, selected[:, :, None, None])
     p = jnp.mean(weights, axis=(2, 3))
-    log_q = scores - softmax_and_lse(scores, seen)[1][..., None]
-    log_q = jnp.where(seen & (p > 0.0), log_q, 0.0)
+    log_q = scores - softmax_and_lse(scores, selected)[1][..., None]
+    log_q = jnp.where(selected & (p > 0.0), log_q, 0.0)
     return jnp.sum(jax.scipy.special.xlogy(p, p) - p * log_q, axis=-1)
 
   rows = rows._replace(query=query)
-  return by_chunk(loss, rows, key.shape[1] * (rows.index.shape[2] + heads))
+  return map_query_chunks(
+    loss, rows, key.shape[1] * (rows.index.shape[2] + heads)
+  )
 
 
 def index_scores(
   rows: Rows, keys: Keys, is_causal: bool
 ) -> Float[Array, "B C S"]:
-  """I of C queries; −∞ for keys that are not visible."""
-  index, seen = keys.index, jnp.bool_(True).reshape(1, 1, 1)
-  if keys.shown is not None:
-    seen = keys.shown[:, None]
-    index = jnp.where(keys.shown[..., None], index, 0)
+  """The scores I of C queries; −∞ for keys that are not visible."""
+  index, visible = keys.index, jnp.bool_(True).reshape(1, 1, 1)
+  if keys.keep is not None:
+    visible = keys.keep[:, None]
+    index = jnp.where(keys.keep[..., None], index, 0)
   if is_causal:
-    places = jnp.arange(index.shape[1])[None, None]
-    seen &= places <= rows.place[..., None]
+    positions = jnp.arange(index.shape[1])[None, None]
+    visible &= positions <= rows.place[..., None]
   if keys.ids is not None:
-    seen &= rows.ids[..., None] == keys.ids[:, None]
+    visible &= rows.ids[..., None] == keys.ids[:, None]
   products = jax.nn.relu(layout.dot("bcid,bsd->bcis", rows.index, index))
   scores = layout.dot("bci,bcis->bcs", rows.weight, products)
-  return jnp.where(seen, scores, -jnp.inf)
+  return jnp.where(visible, scores, -jnp.inf)
 
 
-def by_chunk(
+def map_query_chunks(
   function: Any,
   rows: Rows,
   numbers: int,
   size: int | None = None,
   start: int = 0,
 ) -> Any:
-  """Applies `function` to C = `size` queries at a time, with `numbers` floats for each.
+  """Applies `function` to C = `size` queries at a time.
 
-  `start` is the position of the first query, where rows have no places.
+  Args:
+    function: maps C rows to their results.
+    rows: all rows. Without a `place`, they get consecutive positions from `start` on.
+    numbers: the number of floats that `function` needs per row, which determines C.
+    size: C; None chooses it.
+    start: the position of the first query.
   """
   batch, length = rows.index.shape[:2]
   if size is None:
-    size = backend.rows_at_once(4 * batch * numbers, length, least=64)
+    size = backend.rows_per_tile(4 * batch * numbers, length, least=64)
   if rows.place is None:
-    places = jnp.arange(start, start + length)[None]
-    rows = rows._replace(place=jnp.broadcast_to(places, (batch, length)))
+    positions = jnp.arange(start, start + length)[None]
+    rows = rows._replace(place=jnp.broadcast_to(positions, (batch, length)))
   return chunk_map(function, size, rows)

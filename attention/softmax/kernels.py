@@ -1,6 +1,6 @@
-"""Which kernel computes exact attention: XLA's blocks, cuDNN or tokamax.
+"""Kernels for exact attention: cuDNN and tokamax, where they support a call.
 
-The limits come from the sources of jax 0.10 (`jax/_src/cudnn`), cudnn-frontend 1.9 to
+Their limits come from the sources of jax 0.10 (`jax/_src/cudnn`), cudnn-frontend 1.9 to
 1.14 and tokamax 0.0.12, and were tested on an H100 with jax 0.11.2 and tokamax 0.0.17
 (benchmarks/gpu.md).
 """
@@ -21,7 +21,7 @@ from attention.softmax.visible import Visible
 Implementation = Literal["xla", "cudnn", "tokamax"]
 
 InParts = Literal["ring", "balanced", "all_to_all"]
-"""How several devices attend to a sequence of which each has a shard."""
+"""How several devices, each with a shard of the sequence, compute attention."""
 
 _PLATFORMS = {"cudnn": ("gpu",), "tokamax": ("gpu", "tpu")}
 
@@ -35,24 +35,25 @@ def kernel_output(
   logits: Logits,
   **others: Any,
 ) -> Float[Array, "B T N V"] | None:
-  """The output of cuDNN or tokamax for a call; None where XLA's blocks serve it.
+  """The output of cuDNN or tokamax; None if XLA's blocks compute the call.
 
-  It equals the output of XLA's blocks: zeros for a query that sees no key, where the
-  kernels return the mean of all values, and no effect of masked keys, even if NaN.
+  It equals the output of XLA's blocks: a query that sees no key gets zeros, for which
+  the kernels return the mean of all values, and masked keys have no effect, even if
+  NaN.
 
   Args:
-    implementation: the caller's choice; None is cuDNN on a GPU where it can serve the
-      call, and 'xla' elsewhere.
+    implementation: the caller's choice; None means cuDNN on a GPU if it supports the
+      call, and 'xla' otherwise.
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
     visible: which pairs count. A kernel takes one mask, and either causality or a
       window.
     logits: how pairs are scored. A kernel takes a scale and a bias.
-    **others: options of the call that only 'xla' supports; None is not given.
+    **others: options that only 'xla' supports; None means that one is not given.
 
   Raises:
-    ValueError: the caller's choice cannot serve the call.
+    ValueError: the implementation that the caller chose does not support the call.
 
   Memory: that of the kernel. cuDNN reads a mask and a bias as one bias over all
   of T×S, and on a TPU tokamax reads a window as a mask over T×S.
@@ -74,8 +75,8 @@ def kernel_output(
 
 
 def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
-  """Why a kernel cannot serve a call; empty where it can."""
-  # The program must target such a device and be traced on a machine that has one: both
+  """The reason why a kernel does not support a call; empty if it does."""
+  # The program must target such a device and also be traced on one, because both
   # libraries query the local device for its capabilities.
   for name in (backend.name(), jax.default_backend()):
     if name not in _PLATFORMS[kernel]:
@@ -95,12 +96,12 @@ def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
     "score_mod": logits.score_mod,
     **others,
   }
-  for option, given in others.items():
-    if given is not None:
-      return f"cannot take {option}"
+  for name, option in others.items():
+    if option is not None:
+      return f"cannot take {name}"
   if _has_window(visible) and query.shape[1] != key.shape[1]:
-    # tokamax counts the window of query t from key t of an array of S. cuDNN refuses
-    # T > S, and does not document where it places the window if T < S.
+    # tokamax centres the window of query t on key t. cuDNN refuses T > S, and does not
+    # document where it places the window if T < S.
     return (
       "takes a window over one sequence only, got lengths "
       f"{query.shape[1]} and {key.shape[1]}"
@@ -115,17 +116,17 @@ def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
 
 
 def _mask(visible: Visible) -> Bool[Array, "#B #N #T #S"] | None:
-  """The one mask of a call that a kernel can serve."""
+  """The only mask of a call that a kernel supports, or None."""
   return visible.masks[0] if visible.masks else None
 
 
 def _has_window(visible: Visible) -> bool:
-  """Whether a call has a window, other than that of a causal call."""
+  """Whether a call has a window, apart from causality."""
   return visible.left is not None or visible.right not in (None, 0)
 
 
 def _cudnn_obstacle(query, key, value, visible) -> str:
-  """Why cuDNN, or JAX's check of it, refuses a call."""
+  """The reason why cuDNN, or JAX's check for it, refuses a call."""
   if not query.dtype == key.dtype == value.dtype:
     return f"takes one dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
   head_dim = query.shape[-1]
@@ -135,7 +136,7 @@ def _cudnn_obstacle(query, key, value, visible) -> str:
     )
   device = jax.devices()[0]
   if "rocm" in device.client.platform_version:
-    return "needs a GPU of NVIDIA's, got ROCm"
+    return "needs an NVIDIA GPU, got ROCm"
   generation = getattr(device, "compute_capability", "9.0")
   if float(generation) < 8:
     return f"needs compute capability 8.0 or more, got {generation}"
@@ -154,9 +155,9 @@ def _cudnn_obstacle(query, key, value, visible) -> str:
 
 
 def _mosaic_obstacle(query, key, value, mask, bias) -> str:
-  """Why tokamax's kernel for TPU refuses a call.
+  """The reason why tokamax's TPU kernel refuses a call.
 
-  tokamax would then use its T×S form, which does not justify leaving 'xla'.
+  tokamax would then fall back to its T×S form, which is no better than 'xla'.
   """
   for x in (query, key, value):
     if x.dtype not in (jnp.float32, jnp.bfloat16):
@@ -172,7 +173,7 @@ def _mosaic_obstacle(query, key, value, mask, bias) -> str:
 
 
 def _call(kernel, query, key, value, visible, logits):
-  """Calls cuDNN or tokamax for a call that it can serve."""
+  """Calls cuDNN or tokamax with arguments that it supports."""
   mask, bias = _mask(visible), logits.bias
   scale = checks.softmax_scale(logits.scale, query.shape[-1])
   if isinstance(scale, jax.Array):
@@ -185,70 +186,74 @@ def _call(kernel, query, key, value, visible, logits):
     options["local_window_size"] = tuple(
       source if side is None else min(side, source) for side in sides
     )
-  # A kernel masks a key through its logit, which a NaN would survive.
-  arrays = (query, visible.readable(key), visible.readable(value), mask, bias)
-
-  is_masked = is_causal and length <= source
-
+  # A kernel masks keys by their logits, which does not remove a NaN.
+  arrays = (
+    query,
+    visible.readable(key),
+    visible.readable(value),
+    mask,
+    bias,
+  )
+  is_padding_masked = is_causal and length <= source
   if kernel == "cudnn":
-    if source % 2 and not is_masked and mask is None and bias is None:
-      # Cheaper than a mask, which would become a bias.
+    if source % 2 and not is_padding_masked and mask is None and bias is None:
+      # Lengths are cheaper than a mask, which would become a bias.
       options["key_value_seq_lengths"] = jnp.full(
         key.shape[0], source, jnp.int32
       )
-      is_masked = True
-    # Its backward pass takes only even lengths.
-    arrays = _pad(*arrays, is_masked, multiple=2)
+      is_padding_masked = True
+    # cuDNN's backward pass takes only even lengths.
+    arrays = _pad(*arrays, is_padding_masked, multiple=2)
     options["implementation"] = "cudnn"
     attend = jax.nn.dot_product_attention
   else:
     on_tpu = backend.name() == "tpu"
     if on_tpu and options.pop("local_window_size", None):
-      whole = visible.block(0, length, 0, source)
-      arrays = (*arrays[:3], whole, bias)
-    # On a GPU, its tiles must be full.
+      window_mask = visible.block(0, length, 0, source)
+      arrays = (*arrays[:3], window_mask, bias)
+    # On a GPU, tiles with a bias or a mask of all pairs must be full.
     if on_tpu or bias is not None or (mask is not None and mask.shape[2] > 1):
-      arrays = _pad(*arrays, is_masked, multiple=128)
+      arrays = _pad(*arrays, is_padding_masked, multiple=128)
     tokamax = importlib.import_module("tokamax")  # An extra of 250 MB.
     attend = tokamax.dot_product_attention
   *qkv, padded_mask, padded_bias = arrays
   out = attend(*qkv, mask=padded_mask, bias=padded_bias, **options)[:, :length]
   if mask is None:
     return out
-  return jnp.where(_rows_that_see(mask, visible, length, source), out, 0)
+  return jnp.where(_has_visible_key(mask, visible, length, source), out, 0)
 
 
-def _pad(query, key, value, mask, bias, is_masked, multiple):
+def _pad(query, key, value, mask, bias, is_padding_masked, multiple):
   """Pads all arrays to lengths that are multiples of `multiple`.
 
-  A mask excludes the padding, unless `is_masked` says that the call already does. Mask
-  and bias are returned in the full size T×S.
+  A mask excludes the padding, unless the call already does (`is_padding_masked`). The
+  mask and the bias are returned in full size, T×S.
   """
   length, source = query.shape[1], key.shape[1]
   rows, columns = -length % multiple, -source % multiple
-  if mask is None and columns and not is_masked:
+  if mask is None and columns and not is_padding_masked:
     mask = jnp.ones((1, 1, 1, source), bool)
 
-  def sequence(x, more):
-    return jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
+  def pad_sequence(x, count):
+    return jnp.pad(x, ((0, 0), (0, count), (0, 0), (0, 0)))
 
-  def pairs(x):
+  def pad_pairs(x):
     if x is None:
       return None
     x = jnp.broadcast_to(x, (*x.shape[:2], length, source))
     return jnp.pad(x, ((0, 0), (0, 0), (0, rows), (0, columns)))
 
-  keys = sequence(key, columns), sequence(value, columns)
-  return sequence(query, rows), *keys, pairs(mask), pairs(bias)
+  keys = pad_sequence(key, columns), pad_sequence(value, columns)
+  return pad_sequence(query, rows), *keys, pad_pairs(mask), pad_pairs(bias)
 
 
-def _rows_that_see(
+def _has_visible_key(
   mask: Bool[Array, "#B #N #T #S"], visible: Visible, length: int, source: int
 ) -> Bool[Array, "#B #T #N 1"]:
-  """Which queries see any key; in time T + S for a key mask."""
+  """Whether each query sees any key; takes time T + S for a key mask."""
   if mask.shape[2] > 1:
-    whole = cast(Array, visible.block(0, length, 0, source))
-    return jnp.swapaxes(jnp.any(whole, axis=-1), 1, 2)[..., None]
+    pairs = cast(Array, visible.block(0, length, 0, source))
+    return jnp.swapaxes(jnp.any(pairs, axis=-1), 1, 2)[..., None]
   mask = jnp.broadcast_to(mask[:, :, 0], (*mask.shape[:2], source))
   # before[s] is the number of visible keys before s.
   before = jnp.pad(jnp.cumsum(mask, axis=-1), ((0, 0), (0, 0), (1, 0)))
@@ -256,5 +261,5 @@ def _rows_that_see(
   first = first * 0 if visible.left is None else first - visible.left
   end = end * 0 + source if visible.right is None else end + visible.right + 1
   first, end = (jnp.clip(x, 0, source) for x in (first, end))
-  sees = before[:, :, end] > before[:, :, first]
-  return jnp.swapaxes(sees, 1, 2)[..., None]
+  sees_any = before[:, :, end] > before[:, :, first]
+  return jnp.swapaxes(sees_any, 1, 2)[..., None]

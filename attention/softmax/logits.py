@@ -1,17 +1,17 @@
-"""How a query and a key are scored: one value, `Logits`.
+"""The scores of queries and keys: `Logits`.
 
-    x = scale · q kᵀ  →  soft cap  →  tables by distance  →  score_mod  →  gates, bias
+    x = scale · q kᵀ  →  soft cap  →  distance tables  →  score_mod  →  gates, bias
 
-At the distance i = clip(s − t, −L, L) of key and query, the tables add
+For the distance i = clip(s − t, −L, L) from query t to key s, the tables add
 
   relative_bias  b ∈ [N, 2L+1]    + b[n, L + i]                  (T5, ALiBi)
   relative_keys  a ∈ [2L+1, H]    + scale · q_t · a[L + i]       (Shaw et al.)
                  a ∈ [N, 2L+1, H] + scale · q_t · a[n, L + i]    (Transformer-XL)
   relative_queries  c of either shape  + scale · k_s · c[n, L + i]    (DeBERTa)
 
-and forget gates add F_t − F_s, F_t = Σ log f_u over u ≤ t. All terms are linear in
-memory: a tile of C queries and D keys has only C + D − 1 distances. Everything after
-the product is a plain function, which `jax.vjp` differentiates within the tile.
+and forget gates add F_t − F_s, with F_t = Σ log f_u over u ≤ t. The memory of all terms
+is linear in the length: a tile of C queries and D keys has only C + D − 1 distances.
+All steps after the product are one plain function, which `jax.vjp` differentiates.
 
 Papers: Self-attention with relative position representations, arXiv:1803.02155;
 Transformer-XL, arXiv:1901.02860; T5, arXiv:1910.10683; ALiBi, arXiv:2108.12409;
@@ -45,16 +45,16 @@ _STATIC: Any = {"static": True}
 class Logits:
   """The terms and factors that turn the product of query and key into a score.
 
-  It is a pytree, except for `soft_cap` and `score_mod`.
+  A pytree in which `soft_cap` and `score_mod` are static.
 
   Attributes:
     scale: factor of the product; None is 1/√H.
-    soft_cap: c of c · tanh(x / c).
-    relative_bias: `[N, 2L+1]`, added by clipped distance.
-    relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, keys by clipped distance.
-    relative_queries: of these shapes, queries by clipped distance.
+    soft_cap: c in c · tanh(x / c).
+    relative_bias: `[N, 2L+1]`, a bias for each clipped distance.
+    relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, a key for each clipped distance.
+    relative_queries: of the same shapes, a query for each clipped distance.
     score_mod: (score, b, n, t, s) -> score.
-    bias: added; broadcastable to `[B, N, T, S]`.
+    bias: added to the scores; broadcastable to `[B, N, T, S]`.
     log_forget: `[B, T, N]`, logarithms of forget gates, for causal calls with T = S.
     sinks: `[N]`, one more logit per head, which takes weight but has no value; or
       `[B, T, N]`, one per query and head.
@@ -71,7 +71,7 @@ class Logits:
   sinks: Any = None
 
   def select_heads(self, heads: Any) -> "Logits":
-    """The same for some of the heads."""
+    """Returns the `Logits` of some of the heads."""
     bias = self.relative_bias
 
     def select(table):
@@ -90,18 +90,18 @@ class Logits:
     visible: Visible,
     shape: tuple[int, int, int, int] | None = None,
   ) -> tuple[Float[Array, "B T N H"], "Scores", Mod | None]:
-    """The scores of tiles.
+    """Prepares the scores of tiles.
 
     Args:
       query: `[B, T, N, H]`.
       visible: gates count as 1 at positions that its key masks exclude.
       shape: the shape of a tile, (B, N, C, D), for which `score_mod` is traced, with
-        scores that vary over mesh axes as the query does. None traces nothing: JAX
-        then differentiates the tile.
+        scores that vary over the same mesh axes as the query. If None, `score_mod` is
+        not traced, and JAX differentiates the tile.
 
     Returns:
-      The queries, into which a traced scale is multiplied; the scores; `score_mod` with
-      the arrays that have no gradient, or None.
+      The queries, multiplied by the scale if that is an array; the scores; and
+      `score_mod` with only the arrays that have no gradient, or None.
     """
     scale, queries = self.scale, self.relative_queries
     if scale is None:
@@ -141,13 +141,13 @@ class Logits:
 
 
 PLAIN = Logits()
-"""The products of query and key times 1/√H."""
+"""The products of queries and keys times 1/√H."""
 
 
 class WindowOptions(VisibleOptions, total=False):
   """The keywords for visibility and for logits; see `dense_attention`.
 
-  The decorator makes one `Visible` and one `Logits` of them.
+  The decorator converts them to one `Visible` and one `Logits`.
   """
 
   scale: float | Float[Array, ""] | None
@@ -162,7 +162,7 @@ class WindowOptions(VisibleOptions, total=False):
 
 
 class SoftmaxOptions(WindowOptions, total=False):
-  """The keywords of functions that compute every pair, which may also have a bias."""
+  """The keywords of functions that compute all pairs, which also take a bias."""
 
   bias: Float[Array, "..."] | None
 
@@ -178,8 +178,8 @@ def logits_from_options(
   """The `Logits` that the options of an attention function describe.
 
   `options` are keywords of `SoftmaxOptions`, none of which may be given together with
-  `logits`. The function's decorator has checked them, but not `logits`, and not forget
-  gates together with a `visible` option, which has to be causal.
+  `logits`. The function's decorator has checked them. It has not checked `logits`, nor
+  that the `visible` option is causal if there are forget gates.
 
   Raises:
     ValueError: `logits` does not fit, or an option is given together with it.
@@ -204,8 +204,8 @@ def logits_from_options(
   return logits
 
 
-Pull = Callable[[Array], tuple[Array, Array, Any]]
-"""Cotangent of the scores -> cotangents of queries `[B, N, C, H]`, of keys
+Pullback = Callable[[Array], tuple[Array, Array, Any]]
+"""Maps the cotangent of the scores to the cotangents of queries `[B, N, C, H]`, of keys
 `[B, K, D, H]` and of the arrays of the scores."""
 
 _AXES = {"bias": (2, 3), "query_gates": (1, None), "key_gates": (None, 1)}
@@ -224,7 +224,7 @@ class Scores:
 
   Attributes:
     scale: factor of the product.
-    soft_cap: c of c · tanh(x / c).
+    soft_cap: c in c · tanh(x / c).
     relative_bias: `[N, 2L+1]`.
     relative_keys: `[#N, 2L+1, H]`.
     relative_queries: `[#N, 2L+1, H]`.
@@ -249,21 +249,21 @@ class Scores:
   def cut(
     self, start: Array | int, rows: int, first: Array | int, width: int
   ) -> "Scores":
-    """The arrays of one tile."""
-    parts, ranges = {}, ((start, first), (rows, width))
+    """Slices the arrays of one tile."""
+    slices, ranges = {}, ((start, first), (rows, width))
     for name, axes in _AXES.items():
       x = getattr(self, name)
       if x is not None:
-        for axis, place, size in zip(axes, *ranges, strict=True):
+        for axis, begin, size in zip(axes, *ranges, strict=True):
           if axis is not None and x.shape[axis] > 1:
-            x = cut(x, place, size, axis=axis)
-        parts[name] = x
-    return dataclasses.replace(self, **parts)
+            x = cut(x, begin, size, axis=axis)
+        slices[name] = x
+    return dataclasses.replace(self, **slices)
 
   def accumulate(
     self, tile: "Scores", start: Array | int, first: Array | int
   ) -> "Scores":
-    """These totals plus the gradients of one tile's arrays."""
+    """Adds the gradients of one tile's arrays to these totals."""
     totals = {}
     for name in _ARRAYS:
       axes = _AXES.get(name, (None, None))
@@ -278,13 +278,13 @@ class Scores:
     places: tuple[Array | int, Array | int],
     score_arrays: Mod | None = None,
   ) -> Float[Array, "B N C D"]:
-    """The scores of a tile; `self` is the result of `cut` for it.
+    """The scores of a tile; `self` is the result of `cut` for this tile.
 
     Args:
       query: C queries.
       key: D keys.
       places: positions of the first query and the first key.
-      score_arrays: `score_mod` with the arrays that have no gradient.
+      score_arrays: `score_mod` with only the arrays that have no gradient.
     """
     x = self.product(query, key)
     return self.adjust(x, query, key, places, score_arrays)
@@ -295,13 +295,13 @@ class Scores:
     key: Float[Array, "B K D H"],
     places: tuple[Array | int, Array | int],
     score_arrays: Mod | None = None,
-  ) -> tuple[Float[Array, "B N C D"], Pull]:
-    """`tile`, and the function that pulls the cotangent of its result back.
+  ) -> tuple[Float[Array, "B N C D"], Pullback]:
+    """The result of `tile`, and its pullback.
 
-    Products of the backward pass are in the dtype of the queries; JAX's derivative
-    would compute them in float32.
+    The pullback computes products in the dtype of the queries; JAX's derivative would
+    compute them in float32.
     """
-    x, pull_adjusted = jax.vjp(
+    x, adjust_vjp = jax.vjp(
       lambda scores, *arrays: scores.adjust(*arrays, places, score_arrays),
       self,
       self.product(query, key),
@@ -309,20 +309,20 @@ class Scores:
       key,
     )
 
-    def pull(dx):
-      dscores, dx, dquery, more = pull_adjusted(dx)
+    def pullback(dx):
+      dscores, dx, dquery, table_dkey = adjust_vjp(dx)
       dx = (dx * self.scale).astype(query.dtype)
       dkey = key_dot(dx, query, key.shape[1])
       if self.relative_queries is not None:
-        dkey += more
+        dkey += table_dkey
       return dquery + query_dot("bkqd,bkdh->bkqh", dx, key), dkey, dscores
 
-    return x, pull
+    return x, pullback
 
   def product(
     self, query: Float[Array, "B N C H"], key: Float[Array, "B K D H"]
   ) -> Float[Array, "B N C D"]:
-    """The scaled products of queries and keys; additive attention has another form."""
+    """The scaled products of queries and keys; additive attention overrides this."""
     return query_dot("bkqh,bkdh->bkqd", query, key, self.dtype) * self.scale
 
   def adjust(
@@ -333,14 +333,14 @@ class Scores:
     places: tuple[Array | int, Array | int],
     score_arrays: Mod | None,
   ) -> Float[Array, "B N C D"]:
-    """The scores from the products: soft cap, tables, mods, gates and bias."""
+    """Applies soft cap, tables, `score_mod`, gates and bias to the products."""
     if self.soft_cap is not None:
       x = self.soft_cap * jnp.tanh(x / self.soft_cap)
     rows, width = x.shape[2:]
     start, first = places
     distance = first - start + jnp.arange(1 - rows, width)
     if self.relative_keys is not None:
-      keys = _at_distance(jnp.moveaxis(self.relative_keys, 2, 1), distance)
+      keys = _lookup(jnp.moveaxis(self.relative_keys, 2, 1), distance)
       keys = jnp.broadcast_to(keys, (x.shape[1], *keys.shape[1:]))
       products = jnp.einsum(
         "bnch,nhe->bnce", query.astype(x.dtype), keys.astype(x.dtype)
@@ -348,18 +348,18 @@ class Scores:
       x += self.scale * _skew(products)
     if self.relative_queries is not None:
       table = jnp.moveaxis(self.relative_queries, 2, 1)
-      queries = _at_distance(table, distance[::-1])
+      queries = _lookup(table, distance[::-1])
       kv_heads = key.shape[1]
       queries = jnp.broadcast_to(queries, (x.shape[1], *queries.shape[1:]))
       queries = queries.reshape(kv_heads, -1, *queries.shape[1:])
       products = jnp.einsum(
         "bkdh,kghe->bkgde", key.astype(x.dtype), queries.astype(x.dtype)
       )
-      # A key is a row here, whose distances run the other way.
+      # Rows are keys here, so distances run in the opposite direction.
       products = products.reshape(*x.shape[:2], width, -1)
       x += self.scale * jnp.swapaxes(_skew(products), 2, 3)
     if self.relative_bias is not None:
-      terms = _at_distance(self.relative_bias, distance).astype(x.dtype)
+      terms = _lookup(self.relative_bias, distance).astype(x.dtype)
       shape = (x.shape[1], rows, terms.shape[1])
       x += _skew(jnp.broadcast_to(terms[:, None], shape))[None]
     if self.score_mod is not None:
@@ -375,35 +375,35 @@ class Scores:
     return x
 
 
-def _accumulate(total, part, axes, start, first):
-  """`total` plus the gradient of a tile, at the place from which `cut` took it."""
-  at: list[Any] = [0] * total.ndim
-  for axis, place in zip(axes, (start, first), strict=True):
+def _accumulate(total, grad, axes, start, first):
+  """Adds the gradient of a tile to `total`, at the indices that `cut` has sliced."""
+  indices: list[Any] = [0] * total.ndim
+  for axis, begin in zip(axes, (start, first), strict=True):
     if axis is not None and total.shape[axis] > 1:
-      at[axis] = place
-  part = part.astype(total.dtype)
-  part += jax.lax.dynamic_slice(total, at, part.shape)
-  return jax.lax.dynamic_update_slice(total, part, at)
+      indices[axis] = begin
+  grad = grad.astype(total.dtype)
+  grad += jax.lax.dynamic_slice(total, indices, grad.shape)
+  return jax.lax.dynamic_update_slice(total, grad, indices)
 
 
-def _at_distance(
+def _lookup(
   table: Float[Array, "*A E"], distance: Int[Array, "F"]
 ) -> Float[Array, "*A F"]:
-  """The entries of a table of E = 2L+1 at distances, clipped to ±L."""
-  return table[..., _entry(table.shape[-1], distance)]
+  """The entries of a table of E = 2L+1 for distances, which are clipped to ±L."""
+  return table[..., _index(table.shape[-1], distance)]
 
 
-def _entry(size: int, distance: Int[Array, "*A"]) -> Int[Array, "*A"]:
-  """The entry of a table of `size` = 2L+1 for a distance, clipped to ±L."""
+def _index(size: int, distance: Int[Array, "*A"]) -> Int[Array, "*A"]:
+  """The index in a table of `size` = 2L+1 of a distance, which is clipped to ±L."""
   longest = size // 2
   return jnp.clip(distance, -longest, longest) + longest
 
 
 def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
-  """y[c, d] = x[c, d − c + C − 1], E = C + D − 1.
+  """Returns y[c, d] = x[c, d − c + C − 1], with E = C + D − 1.
 
-  It pads rows to E + 1 numbers, flattens them and reshapes to rows of E, which shifts
-  each row by one place more. So no gather is needed.
+  It pads rows to E + 1 numbers, flattens them and reshapes them to rows of E, which
+  shifts each row one place further than the previous one. This avoids a gather.
   """
   *leading, rows, distances = x.shape
   x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)])
@@ -412,7 +412,7 @@ def _skew(x: Float[Array, "*A C E"]) -> Float[Array, "*A C D"]:
   return x.reshape(*leading, rows, distances)[..., : distances - rows + 1]
 
 
-def tables_at(
+def table_logits(
   relative_bias: Float[Array, "N D"] | None,
   relative_keys: Float[Array, "... E H"] | None,
   relative_queries: Float[Array, "... P H"] | None,
@@ -421,7 +421,7 @@ def tables_at(
   distance: Int[Array, "B #N S"],
   scale: float | Float[Array, ""] | None,
 ) -> Float[Array, "B N 1 S"] | None:
-  """The tables' terms of the logits of one query per example, at any key distances."""
+  """The terms that tables add to logits of one query per example, at any distances."""
   tables = relative_bias, relative_keys, relative_queries
   checks.check_call({"query": query, **dict(zip(_TABLES, tables, strict=True))})
   if all(table is None for table in tables):
@@ -433,7 +433,7 @@ def tables_at(
 
   def at_distance(terms):
     terms = jnp.broadcast_to(terms, (batch, *terms.shape[1:]))
-    return jnp.take_along_axis(terms, _entry(terms.shape[2], distance), 2)
+    return jnp.take_along_axis(terms, _index(terms.shape[2], distance), 2)
 
   if relative_bias is not None:
     total += at_distance(relative_bias.astype(jnp.float32)[None])
@@ -441,10 +441,10 @@ def tables_at(
     spec = "bnh,eh->bne" if relative_keys.ndim == 2 else "bnh,neh->bne"
     total += at_distance(factor * dot(spec, query[:, 0], relative_keys))
   if relative_queries is not None:
-    entry = _entry(relative_queries.shape[-2], distance)
+    index = _index(relative_queries.shape[-2], distance)
     shape = num_heads, *relative_queries.shape[-2:]
     table = jnp.broadcast_to(relative_queries, shape)
-    rows = table[jnp.arange(num_heads)[None, :, None], entry]
+    rows = table[jnp.arange(num_heads)[None, :, None], index]
     keys = jnp.repeat(jnp.moveaxis(key, 2, 1), num_heads // key.shape[2], 1)
     total += factor * dot("bnsh,bnsh->bns", keys, rows)
   return total[:, :, None]

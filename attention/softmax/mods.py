@@ -1,13 +1,14 @@
-"""Functions of a score and its indices, as in FlexAttention.
+"""`score_mod` and `mask_mod`: functions of a score and its indices, as in
+FlexAttention.
 
     score_mod(score, b, n, t, s) -> score        mask_mod(b, n, t, s) -> bool
 
-b, n, t, s are arrays of integers that broadcast against `[B, N, C, D]`, the scores of
-a tile; so do the results. A function is traced once for the shape of a tile. The
-arrays that it closes over become arguments, so that gradients reach them.
-Inside `jax.shard_map`, the gradient of an array that does not vary over a mesh axis is
-summed over that axis once per tile, as JAX does for arrays that a loop closes over.
-`jax.lax.pcast(array, axes, to="varying")` outside the function reduces that to one sum.
+b, n, t, s are integer arrays that broadcast to `[B, N, C, D]`, the scores of a tile,
+and so do the results. A function is traced once for the shape of a tile. The arrays
+that it closes over become arguments, so that gradients reach them. Inside
+`jax.shard_map`, the gradient of an array that does not vary over a mesh axis is summed
+over that axis once per tile, as JAX does for arrays that a loop closes over. With
+`jax.lax.pcast(array, axes, to="varying")` outside the function, it is summed only once.
 
 Paper: Flex attention, arXiv:2412.05496.
 """
@@ -51,22 +52,22 @@ class Mod:
     return self.function((*self.arrays, *more), *arguments)
 
   def partition(self) -> tuple["Mod", "Mod"]:
-    """The function with only its float arrays, and with only its other arrays."""
-    number = sum(jnp.issubdtype(x.dtype, jnp.inexact) for x in self.arrays)
-    floats, fixed = self.arrays[:number], self.arrays[number:]
+    """The function with its float arrays only, and with its other arrays only."""
+    count = sum(jnp.issubdtype(x.dtype, jnp.inexact) for x in self.arrays)
+    floats, fixed = self.arrays[:count], self.arrays[count:]
     return (
       dataclasses.replace(self, arrays=floats),
       dataclasses.replace(self, arrays=fixed),
     )
 
   def indices(self, start: Any, first: Any) -> tuple[Int[Array, "..."], ...]:
-    """b, n, t, s of the tile whose first query and key are at these positions."""
+    """b, n, t, s of the tile whose first query and first key are at given positions."""
     assert self.shape is not None
     return indices(self.shape, start, first)
 
 
 def untraced(name: str, function: Callable[..., Any]) -> Mod:
-  """A user's function before the shape of a tile is known.
+  """Wraps a user's function, before the shape of a tile is known.
 
   Raises:
     ValueError: it is not a function.
@@ -81,10 +82,10 @@ def untraced(name: str, function: Callable[..., Any]) -> Mod:
 def traced_score(
   score_mod: ScoreMod, shape: tuple[int, int, int, int], like: Any = ()
 ) -> Mod:
-  """A score_mod for tiles (B, N, C, D); see `traced_mask`."""
+  """Traces a score_mod for tiles (B, N, C, D); see `traced_mask`."""
 
-  def tile_score(score, *places):
-    return jnp.asarray(score_mod(score, *places), jnp.float32)
+  def tile_score(score, *indices):
+    return jnp.asarray(score_mod(score, *indices), jnp.float32)
 
   return _trace(tile_score, shape, like, has_score=True)
 
@@ -92,19 +93,19 @@ def traced_score(
 def traced_mask(
   mask_mod: MaskMod, shape: tuple[int, int, int, int], like: Any = ()
 ) -> Mod:
-  """A mask_mod for tiles (B, N, C, D).
+  """Traces a mask_mod for tiles (B, N, C, D).
 
-  Inside `jax.shard_map` the indices vary over the mesh axes that the arrays `like`
-  vary over. Arrays that the function closes over keep their own type.
+  Inside `jax.shard_map`, the indices vary over the same mesh axes as the arrays `like`.
+  Arrays that the function closes over keep their own type.
 
   Raises:
     ValueError: it does not return a bool for each pair.
   """
-  return _trace(lambda *places: as_bool(mask_mod(*places)), shape, like)
+  return _trace(lambda *indices: as_bool(mask_mod(*indices)), shape, like)
 
 
 def _trace(function, shape, like, has_score=False):
-  """Turns a function of a tile into one that also takes the arrays it closes over."""
+  """Traces a function of a tile, and makes the arrays it closes over arguments."""
 
   def operands():
     score = (jnp.zeros(shape, jnp.float32),) * has_score
@@ -127,7 +128,7 @@ def _trace(function, shape, like, has_score=False):
 
 
 def match_varying_except_mods(tree: Any) -> Any:
-  """`match_varying`, except for the arrays of mods, whose type tracing has fixed."""
+  """`match_varying` for all arrays but those of mods, whose types are fixed."""
   axes = varying_axes(tree)
   return jax.tree.map(
     lambda x: x if isinstance(x, Mod) else vary(x, axes),
@@ -139,13 +140,13 @@ def match_varying_except_mods(tree: Any) -> Any:
 def indices(
   shape: tuple[int, ...], start: Array | int, first: Array | int
 ) -> tuple[Int[Array, "..."], ...]:
-  """b, n, t, s of scores (B, N, C, D), given the first query and the first key."""
+  """b, n, t, s of scores (B, N, C, D), from the first query and the first key."""
   b, n, t, s = jnp.ogrid[tuple(slice(size) for size in shape)]
   return b, n, start + t, first + s
 
 
 def as_bool(result: Any) -> Bool[Array, "..."]:
-  """Checks that a mask_mod returned bools.
+  """Checks that the result of a mask_mod is bool, and converts it to an array.
 
   Raises:
     ValueError: the result is not bool.
@@ -155,36 +156,35 @@ def as_bool(result: Any) -> Bool[Array, "..."]:
   return jnp.asarray(result)
 
 
-def at_positions(
+def mods_for_decode(
   score_mod: ScoreMod | None,
   mask_mod: MaskMod | None,
   bias: Float[Array, "B N 1 S"] | None,
   query: Int[Array, "B"],
   keys: Int[Array, "B S"],
 ) -> tuple[ScoreMod | None, MaskMod | None, Float[Array, "B N 1 S"] | None]:
-  """Both functions for one query of each example and the keys of a cache.
+  """Adapts both functions to one query of each example and the keys of a cache.
 
-  The query of an example is at position `query`, and its slots hold the keys of
-  positions `keys`. `bias` has the terms by distance, which a score_mod gets as part of
-  its score.
+  The query of an example is at position `query`, and the keys in its cache are at
+  positions `keys`. `bias` has the terms of the distance tables, which are part of the
+  score that a score_mod gets.
 
   Returns:
-    Both as functions of places in the cache, and the bias that remains to be added.
+    Both functions, with indices of the cache, and the bias that remains to be added.
   """
   t, s = query[:, None, None, None], keys[:, None, None, :]
-  before = bias
 
-  def score_at(score, b, n, _t, _s):
+  def cache_score(score, b, n, _t, _s):
     assert score_mod is not None
-    return score_mod(score if before is None else score + before, b, n, t, s)
+    return score_mod(score if bias is None else score + bias, b, n, t, s)
 
-  def mask_at(b, n, _t, _s):
+  def cache_mask(b, n, _t, _s):
     assert mask_mod is not None
     return mask_mod(b, n, t, s)
 
   return (
-    None if score_mod is None else score_at,
-    None if mask_mod is None else mask_at,
+    None if score_mod is None else cache_score,
+    None if mask_mod is None else cache_mask,
     bias if score_mod is None else None,
   )
 
@@ -203,8 +203,8 @@ class BlockMask:
     source_length: S.
     visited: for each block of queries, the numbers of its key blocks in ascending
       order, padded with 0.
-    counts: the number of key blocks of each. If None, rows of `visited` are read
-      whole, and numbers beyond the last block are skipped.
+    counts: the number of key blocks of each block of queries. If None, all numbers of
+      `visited` are used, and those beyond the last block are skipped.
     tiles_per_step: the number of query blocks in a step; 1 with `counts`.
   """
 
@@ -217,7 +217,7 @@ class BlockMask:
 
   @property
   def share(self) -> float:
-    """The fraction of all blocks that is visited."""
+    """The fraction of all blocks that are visited."""
     columns = -(-self.source_length // self.block_size[1])
     return float(self.counts.sum() / (len(self.counts) * columns))
 
@@ -231,12 +231,12 @@ def make_block_mask(
   source_length: int | None = None,
   block_size: int | tuple[int, int] = 128,
 ) -> BlockMask:
-  """The blocks in which a mask_mod allows any pair, in any example and head.
+  """Finds the blocks in which a mask_mod allows any pair, in any example and head.
 
       block_mask = make_block_mask(mask_mod, length=4096)
       flash_attention(q, k, v, mask_mod=mask_mod, block_mask=block_mask)
 
-  Make it once, outside `jax.jit`, for all calls with the same mask.
+  Call it once, outside `jax.jit`, for all calls with the same mask.
 
   Args:
     mask_mod: `(b, n, t, s) -> bool`.
@@ -270,15 +270,15 @@ def make_block_mask(
   mod = traced_mask(untraced("mask_mod", mask_mod), shape)
 
   @jax.jit
-  def visited_from(start):
-    shown = jnp.any(mod(*mod.indices(start, 0)), axis=(0, 1))
-    shown &= (start + jnp.arange(rows) < length)[:, None]
-    shown = jnp.any(shown, axis=0)
-    shown = jnp.pad(shown, (0, columns * width - source_length))
-    return jnp.any(shown.reshape(columns, width), axis=1)
+  def visited_columns(start):
+    visible = jnp.any(mod(*mod.indices(start, 0)), axis=(0, 1))
+    visible &= (start + jnp.arange(rows) < length)[:, None]
+    visible = jnp.any(visible, axis=0)
+    visible = jnp.pad(visible, (0, columns * width - source_length))
+    return jnp.any(visible.reshape(columns, width), axis=1)
 
   starts = range(0, length, rows)
-  table = np.stack([np.asarray(visited_from(start)) for start in starts])
+  table = np.stack([np.asarray(visited_columns(start)) for start in starts])
   counts = table.sum(axis=1).astype(np.int32)
   visited = np.zeros((len(table), max(int(counts.max()), 1)), np.int32)
   for i, row in enumerate(table):

@@ -1,4 +1,4 @@
-"""Trained sinks and forget gates, and the soft cap, of an exact mechanism."""
+"""Trained sinks, forget gates and the soft cap of an exact mechanism."""
 
 from collections.abc import Callable
 import math
@@ -11,47 +11,47 @@ from jaxtyping import Array
 from attention import checks
 from attention.decorators import make_apply
 from attention.mechanism import Dims, Variables
-from attention.recurrent.gates import check_given
+from attention.recurrent.gates import check_gates
 
 SUPPORTS = frozenset({"sinks", "logits_soft_cap", "log_forget", "mods"})
 """The options of a call that every exact mechanism takes."""
 
 
 class OwnLogits(NamedTuple):
-  """The arguments of a factory; see `attention.dense.dense`."""
+  """The hyperparameters of a factory for logits; see `attention.dense.dense`."""
 
   sinks: bool | Literal["inputs"]
   logits_soft_cap: float | None
   forget: bool
 
   @property
-  def given(self) -> tuple[str, ...]:
-    """The options that the mechanism sets, so that a call may not."""
+  def fixed_options(self) -> tuple[str, ...]:
+    """The options that the mechanism sets, which a call must not set."""
     has_cap = self.logits_soft_cap is not None
     return ("sinks",) * (self.sinks is True) + ("logits_soft_cap",) * has_cap
 
   @property
   def is_plain(self) -> bool:
     """Whether the mechanism sets none of them."""
-    return not (self.given or self.forget or self.sinks)
+    return not (self.fixed_options or self.forget or self.sinks)
 
   def supports(self, exact: set[str]) -> frozenset[str]:
-    """The capabilities of a mechanism with them, given those without.
+    """The capabilities of a mechanism, given those of the plain mechanism.
 
-    What is computed from inputs needs self-attention, and forget gates positions in
-    order; sequence shards support none of the three.
+    Sinks and gates that are computed from inputs need self-attention, forget gates also
+    need consecutive positions, and sequence shards support neither them nor a soft cap.
     """
-    lost = set(self.given)
+    unsupported = set(self.fixed_options)
     if self.sinks == "inputs":
-      lost |= {"sinks", "cross", "rowwise"}
+      unsupported |= {"sinks", "cross", "rowwise"}
     if self.forget:
-      lost |= {"cross", "rowwise", "global"}
+      unsupported |= {"cross", "rowwise", "global"}
     if not self.is_plain:
-      lost.add("sequence")
-    return (SUPPORTS | exact) - lost
+      unsupported.add("sequence")
+    return (SUPPORTS | exact) - unsupported
 
   def init(self, key: Array, dims: Dims) -> Variables:
-    """Initial parameters: sinks of 0, and the projections of gates and sinks."""
+    """Initialises parameters: sinks of 0, and the projections of gates and sinks."""
     params = {}
     if self.sinks is True:
       params["sinks"] = jnp.zeros(dims.num_heads)
@@ -59,7 +59,7 @@ class OwnLogits(NamedTuple):
       params["forget_kernel"] = _kernel("a forget gate", key, dims)
       params["forget_bias"] = jnp.zeros(dims.num_heads)
     if self.sinks == "inputs":
-      # A key of its own, and forget gates as without it.
+      # A separate key, so that forget gates do not depend on `sinks`.
       key = jax.random.fold_in(key, 1)
       params["sink_kernel"] = _kernel("a sink", key, dims)
     return {"params": params} if params else {}
@@ -69,15 +69,15 @@ class OwnLogits(NamedTuple):
     values = {"logits_soft_cap": self.logits_soft_cap}
     if self.sinks is True:
       values["sinks"] = variables["params"]["sinks"]
-    return {name: values[name] for name in self.given}
+    return {name: values[name] for name in self.fixed_options}
 
   def make_apply(
     self, name: str, function: Callable[..., Any]
   ) -> Callable[..., Any]:
     """The `apply` of the mechanism; see `attention.decorators.make_apply`.
 
-    Where sinks are computed from inputs, they are 0 at positions that a key mask
-    excludes, so that padding never affects the output.
+    Sinks that are computed from inputs are 0 at positions that a key mask excludes, so
+    that padding never affects the output.
     """
     if self.gates is None:
       return make_apply(name, function, self.options)
@@ -85,7 +85,7 @@ class OwnLogits(NamedTuple):
     computed += ("sinks",) * (self.sinks == "inputs")
 
     def with_gates(query, key, value, **call):
-      check_given(name, call, *computed)
+      check_gates(name, call, *computed)
       if self.sinks != "inputs":
         return function(query, key, value, **call)
       lengths = [x.shape[1] for x in (query, key) if jnp.ndim(x) == 4]
@@ -97,8 +97,8 @@ class OwnLogits(NamedTuple):
       mask = call.get("mask")
       shape = getattr(mask, "shape", ())
       if mask is not None and shape[2:] in ((1, 1), (1, query.shape[1])):
-        shown = jnp.swapaxes(mask[:, :, 0], 1, 2)
-        call["sinks"] = jnp.where(shown, call["sinks"], 0.0)
+        keep = jnp.swapaxes(mask[:, :, 0], 1, 2)
+        call["sinks"] = jnp.where(keep, call["sinks"], 0.0)
       return function(query, key, value, **call)
 
     return make_apply(name, with_gates, self.options)
@@ -107,7 +107,7 @@ class OwnLogits(NamedTuple):
   def gates(self) -> Callable[..., dict[str, Array]] | None:
     """`(variables, inputs) -> {'log_forget': [B, T, N], 'sinks': [B, T, N]}`.
 
-    It has those that the mechanism computes from inputs; None if there are none.
+    It returns those that the mechanism computes from inputs. None if there are none.
     """
     if not self.forget and self.sinks != "inputs":
       return None
@@ -115,18 +115,18 @@ class OwnLogits(NamedTuple):
 
   def _gates(self, variables: Variables, inputs: Array) -> dict[str, Array]:
     params, inputs = variables["params"], inputs.astype(jnp.float32)
-    made = {}
+    gates = {}
     if self.forget:
       x = jnp.tensordot(inputs, params["forget_kernel"], axes=1)
       x += params["forget_bias"][None, None]
-      made["log_forget"] = jax.nn.log_sigmoid(x)
+      gates["log_forget"] = jax.nn.log_sigmoid(x)
     if self.sinks == "inputs":
-      made["sinks"] = jnp.tensordot(inputs, params["sink_kernel"], axes=1)
-    return made
+      gates["sinks"] = jnp.tensordot(inputs, params["sink_kernel"], axes=1)
+    return gates
 
 
 def _kernel(name, key, dims):
-  """A projection of the inputs to one number for each head."""
+  """Draws a projection of the inputs to one number per head."""
   checks.check_features(name, dims.features)
   shape = dims.features, dims.num_heads
   return jax.random.normal(key, shape) / math.sqrt(dims.features)

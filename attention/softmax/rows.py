@@ -2,8 +2,8 @@
 
     out[c] = softmax over d of (scale · q_c · k_d + bias[c, d]), times v_d
 
-`merge` combines results over disjoint sets of keys, and `with_sinks` adds a logit without
-a value. Forward and reverse derivatives come from autodiff.
+`merge` combines results over disjoint sets of keys, and `with_sinks` adds a logit
+without a value. JAX differentiates them, in forward and reverse mode.
 """
 
 import jax
@@ -25,7 +25,7 @@ def block_attention(
   scale: float | Float[Array, "..."] = 1.0,
   bias: Float[Array, "..."] | None = None,
   visible: Bool[Array, "..."] | None = None,
-  kept: Float[Array, "..."] | None = None,
+  dropout_factors: Float[Array, "..."] | None = None,
 ) -> tuple[Float[Array, "*A C N V"], Float[Array, "*A C N"]]:
   """Each query attends to the visible keys of its block.
 
@@ -37,11 +37,11 @@ def block_attention(
       the shape of `bias`.
     bias: added to the logits; `[*A, K, J, C, D]`, where any axis may be 1.
     visible: which pairs count; None is all.
-    kept: factors of the weights for dropout.
+    dropout_factors: dropout factors, which multiply the weights.
 
   Returns:
-    out in the dtype of `query` and the log-sum-exp of the logits in float32; zeros,
-    with gradients of zero, and −∞ for a query that sees no key.
+    out in the dtype of `query`, and the log-sum-exp of the logits in float32. For a
+    query that sees no key, these are zeros, with zero gradients, and −∞.
 
   Cost: time C·D·N·(H+V), memory C·D·N.
   """
@@ -55,8 +55,8 @@ def block_attention(
   if bias is not None:
     logits += bias
   weights, lse = softmax_and_lse(logits, visible)
-  if kept is not None:
-    weights *= kept
+  if dropout_factors is not None:
+    weights *= dropout_factors
   out = jnp.einsum(
     "...kjcd,...kdv->...kjcv",
     weights.astype(value.dtype),
@@ -71,10 +71,10 @@ def block_attention(
 
 
 def merge(
-  *parts: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
+  *results: tuple[Float[Array, "B T N V"], Float[Array, "B T N"]],
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """(out, lse) over all keys, from results over disjoint sets of keys."""
-  outs, lses = zip(*parts, strict=True)
+  """Merges the results (out, lse) over disjoint sets of keys."""
+  outs, lses = zip(*results, strict=True)
   lse = jnp.stack(lses)
   largest = jnp.maximum(jnp.max(lse, 0), jnp.finfo(lse.dtype).min / 2)
   largest = jax.lax.stop_gradient(largest)
@@ -92,10 +92,7 @@ def with_sinks(
   lse: Float[Array, "B T N"],
   sinks: Float[Array, "... N"],
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """Adds one more logit per head, which takes weight but has no value.
-
-  The logits are `[N]`, or `[B, T, N]` for each query.
-  """
+  """Adds sinks `[N]` or `[B, T, N]`: logits that take weight but have no value."""
   sinks = sinks.astype(jnp.float32)
   if sinks.ndim == 1:
     sinks = sinks[None, None]
@@ -108,7 +105,7 @@ def softmax_and_lse(
 ) -> tuple[Float[Array, "*A S"], Float[Array, "*A"]]:
   """Softmax over the `allowed` entries of the last axis, and their log-sum-exp.
 
-  For a row without allowed entries, or with all logits −∞, they are zeros and −∞, with
+  A row without allowed entries, or whose logits are all −∞, gets zeros and −∞, with
   zero gradients.
   """
   if allowed is not None:
@@ -119,26 +116,26 @@ def softmax_and_lse(
 def masked_softmax(
   logits: Float[Array, "*A S"], allowed: Bool[Array, "..."] | None
 ) -> Float[Array, "*A S"]:
-  """Softmax over the `allowed` entries of the last axis; zeros where there is none.
+  """Softmax over the `allowed` entries of the last axis; zeros for an empty row.
 
-  Gradients of masked entries and of empty rows are exactly zero as well; a row whose
-  logits are all -inf counts as empty.
+  Gradients of masked entries and of empty rows are exactly zero. A row whose logits are
+  all −∞ counts as empty.
   """
   return softmax_and_lse(logits, allowed)[0]
 
 
 @jax.custom_jvp
 def _softmax(logits):
-  """Softmax and log-sum-exp of rows; the lowest finite number stands for −∞."""
-  # The lowest finite number, not −∞: the difference from the maximum is then finite in
-  # an empty row as well, where every exponential is 1.
+  """Softmax and log-sum-exp of rows; the lowest finite number counts as −∞."""
+  # With the lowest finite number instead of −∞, the difference from the maximum is
+  # finite even in an empty row, where every exponential is 1.
   lowest = jnp.finfo(logits.dtype).min
   maximum = jnp.max(logits, axis=-1, keepdims=True)
   largest = jnp.maximum(maximum, lowest)
   exponentials = jnp.exp(logits - largest)
   total = jnp.sum(exponentials, axis=-1, keepdims=True)
-  # The total is 0 where all logits are −∞. In this order, a row with a NaN counts as
-  # non-empty and keeps it.
+  # The total is 0 if all logits are −∞. These comparisons are False for NaN, so a row
+  # with a NaN is not empty and keeps the NaN.
   total = jnp.where(total == 0.0, 1.0, total)
   is_empty = maximum <= lowest
   weights = jnp.where(is_empty, 0.0, exponentials / total)
@@ -148,7 +145,7 @@ def _softmax(logits):
 
 @_softmax.defjvp
 def _softmax_jvp(primals, tangents):
-  """Needs only the weights; autodiff would store the exponentials as well."""
+  """Stores only the weights; autodiff would store the exponentials as well."""
   weights, lse = _softmax(*primals)
   (tangent,) = tangents
   mean = jnp.sum(weights * tangent, axis=-1, keepdims=True)

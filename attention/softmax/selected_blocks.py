@@ -1,7 +1,7 @@
-"""Attention of each query to the key blocks that were selected for it.
+"""Attention of each query to selected blocks of keys.
 
-The caller selects the blocks: native sparse attention, mixture of block attention and
-DeepSeek sparse attention differ only in that.
+The caller selects the blocks. Native sparse attention, mixture of block attention and
+DeepSeek sparse attention differ only in how they do so.
 """
 
 import functools
@@ -22,32 +22,33 @@ _TILE_ROWS = 64
 """C, the number of queries in a tile."""
 
 _KEYS_PER_HEAD = 8
-"""Blocks with more keys than this per query head of a key head are computed in tiles."""
+"""The largest number of keys in a block, per query head of a key head, for which keys
+are gathered; larger blocks are computed in tiles."""
 
 
 class _Rows(NamedTuple):
-  """R queries `[R, J, H]` of one key head, and their blocks, places and segments."""
+  """R queries `[R, J, H]` of one key head, and their blocks, positions and segments."""
 
   query: Any
   blocks: Any
-  place: Any
+  position: Any
   ids: Any
 
 
 class _Keys(NamedTuple):
-  """Blocks `[G, D]` of the keys of a key head, which of them count, and segments."""
+  """Blocks `[G, D]` of keys and values of a key head, of masks and of segments."""
 
   key: Any
   value: Any
-  shown: Any
+  keep: Any
   ids: Any
 
-  def seen(self, block, place, ids, is_causal):
-    """`[*A, D]`: the visible keys of blocks `[*A]` for queries of places `[*A, 1]`."""
-    seen, places = self.shown[block], jnp.arange(self.shown.size)
+  def visible(self, block, position, ids, is_causal):
+    """Visible keys `[*A, D]` of blocks `[*A]`, for queries at positions `[*A, 1]`."""
+    visible, positions = self.keep[block], jnp.arange(self.keep.size)
     if is_causal:
-      seen &= places.reshape(self.shown.shape)[block] <= place
-    return seen if self.ids is None else seen & (self.ids[block] == ids)
+      visible &= positions.reshape(self.keep.shape)[block] <= position
+    return visible if self.ids is None else visible & (self.ids[block] == ids)
 
 
 @attention_function
@@ -103,9 +104,9 @@ def selected_attention(
   the arrays, about 6·S·N·(H+V) with `block_size=64`, twice that with gradients, or
   S·K·(H+V) where keys are gathered.
 
-  Keys are gathered for each query where D ≤ 8·N/K, or 8 if G = N. Larger blocks are
-  computed in tiles: pairs of query and block are sorted by block, one product serves up
-  to `_TILE_ROWS` queries of a block, and the results of a query are merged by their
+  Keys are gathered for each query if D ≤ 8·N/K, or D ≤ 8 with G = N. Larger blocks are
+  computed in tiles: pairs of query and block are sorted by block, one product computes
+  up to `_TILE_ROWS` queries of a block, and the results of a query are merged by their
   log-sum-exps.
 
   Papers: NSA, arXiv:2502.11089, section 3.3; MoBA, arXiv:2502.13189.
@@ -125,7 +126,7 @@ def selected_attention(
     key, value = (layout.zero_masked(x, keep) for x in (key, value))
   source = key, value, keep, key_segment_ids
   keys = _Keys(*split_blocks(source, block_size))
-  count, num_blocks = keys.shown.shape[1], block_indices.shape[3]
+  count, num_blocks = keys.keep.shape[1], block_indices.shape[3]
 
   # Query heads with their own selections become separate rows.
   repeats = num_heads // kv_heads if groups > kv_heads else 1
@@ -135,18 +136,18 @@ def selected_attention(
   blocks = blocks.reshape(batch, length, -1, repeats, num_blocks)
   blocks = jnp.broadcast_to(blocks, (batch, length, *heads[:2], num_blocks))
 
-  def by_row(x):
+  def split_rows(x):
     x = jnp.swapaxes(x, 2, 3)
     return x.reshape(batch, num_rows, kv_heads, *x.shape[4:])
 
-  places = query_positions
-  if places is None:
-    places = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
-  facts = jax.tree.map(
-    lambda x: jnp.repeat(x, repeats, axis=1), (places, query_segment_ids)
+  positions = query_positions
+  if positions is None:
+    positions = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+  positions, ids = jax.tree.map(
+    lambda x: jnp.repeat(x, repeats, axis=1), (positions, query_segment_ids)
   )
   grouped = query.reshape(batch, length, *heads, head_dim)
-  rows = _Rows(by_row(grouped), by_row(blocks), *facts)
+  rows = _Rows(split_rows(grouped), split_rows(blocks), positions, ids)
   scale = checks.softmax_scale(scale, head_dim)
   options = {"is_causal": is_causal, "scale": scale}
   if block_size > _KEYS_PER_HEAD * heads[2]:
@@ -155,35 +156,35 @@ def selected_attention(
     attend = functools.partial(
       _attend_in_tiles, tiles_per_step=tiles_per_step, **options
     )
-    # Enough pairs for two full tiles of each block, and as many as the budget allows.
+    # As many rows as the budget allows, but enough for two full tiles of each block.
     row_bytes = query.nbytes // num_rows * 2 * num_blocks
-    most = backend.tiles_per_step(row_bytes, num_rows)
-    most = max(most, 2 * count * _TILE_ROWS // num_blocks)
+    max_rows = backend.tiles_per_step(row_bytes, num_rows)
+    max_rows = max(max_rows, 2 * count * _TILE_ROWS // num_blocks)
   else:
     attend = functools.partial(_attend_by_row, **options)
     row_keys = num_blocks * block_size
     row_bytes = 4 * batch * kv_heads * row_keys * (head_dim + value.shape[3])
-    # The backward pass of a chunk adds to the gradient of all keys, so a chunk gathers
+    # The backward pass of a chunk adds to the gradients of all keys, so a chunk gathers
     # at least as many keys as there are.
-    most = backend.tiles_per_step(row_bytes, num_rows)
-    most = max(most, key.shape[1] // row_keys)
-  chunk = -(-num_rows // -(-num_rows // max(most, 1)))
+    max_rows = backend.tiles_per_step(row_bytes, num_rows)
+    max_rows = max(max_rows, key.shape[1] // row_keys)
+  chunk = -(-num_rows // -(-num_rows // max(max_rows, 1)))
   axes = _Rows(1, 1, None, None), _Keys(2, 2, None, None)
   attend = jax.vmap(jax.vmap(attend, axes, 1))
   results = chunk_map(lambda rows: attend(rows, keys), chunk, rows)
 
-  def by_query(x):
+  def join_rows(x):
     x = x.reshape(batch, length, repeats, kv_heads, *x.shape[3:])
     return jnp.swapaxes(x, 2, 3).reshape(*query.shape[:3], *x.shape[5:])
 
-  out, lse = jax.tree.map(by_query, results)
+  out, lse = jax.tree.map(join_rows, results)
   return (out, lse) if return_lse else out
 
 
 def _ascending(
   blocks: Int[Array, "B T G M"], count: int
 ) -> Int[Array, "B T G M"]:
-  """Block numbers in ascending order; `count` replaces invalid and repeated ones."""
+  """Sorts block numbers; `count` replaces invalid and repeated ones."""
   is_block = (blocks >= 0) & (blocks < count)
   blocks = jnp.sort(jnp.where(is_block, blocks, count).astype(jnp.int32))
   is_new = jnp.diff(blocks, axis=-1, prepend=-1) > 0
@@ -191,18 +192,18 @@ def _ascending(
 
 
 def _attend_by_row(rows, keys, *, is_causal, scale):
-  """Gathers the keys of each row."""
+  """Computes attention with the keys gathered for each row."""
 
   def attend(row):
     block = jnp.minimum(row.blocks, len(keys.key) - 1)
-    seen = keys.seen(block, row.place, row.ids, is_causal)
-    seen &= (row.blocks < len(keys.key))[:, None]
+    visible = keys.visible(block, row.position, row.ids, is_causal)
+    visible &= (row.blocks < len(keys.key))[:, None]
     out, lse = block_attention(
       row.query[None],
-      keys.key[block].reshape(1, seen.size, -1),
-      keys.value[block].reshape(1, seen.size, -1),
+      keys.key[block].reshape(1, visible.size, -1),
+      keys.value[block].reshape(1, visible.size, -1),
       scale=scale,
-      visible=seen.reshape(1, 1, 1, -1),
+      visible=visible.reshape(1, 1, 1, -1),
     )
     return out[0], lse[0]
 
@@ -210,76 +211,81 @@ def _attend_by_row(rows, keys, *, is_causal, scale):
 
 
 def _attend_in_tiles(rows, keys, *, tiles_per_step, is_causal, scale):
-  """Rows that selected the same block read it together."""
-  tiles = _tiles(rows.blocks, len(keys.key))
+  """Computes attention in tiles of rows that selected the same block."""
+  tiles = _make_tiles(rows.blocks, len(keys.key))
 
-  def attend(query, key, value, block, place, ids, is_pair):
-    block, place = block[:, None], place[..., None]
+  def attend(query, key, value, block, position, ids, is_pair):
+    block, position = block[:, None], position[..., None]
     ids = ids if ids is None else ids[..., None]
-    seen = keys.seen(block, place, ids, is_causal) & is_pair[..., None]
-    key, value, seen = key[:, None], value[:, None], seen[:, None, None]
-    return block_attention(query, key, value, scale=scale, visible=seen)
+    visible = keys.visible(block, position, ids, is_causal)
+    visible &= is_pair[..., None]
+    key, value, visible = key[:, None], value[:, None], visible[:, None, None]
+    return block_attention(query, key, value, scale=scale, visible=visible)
 
   query = _tile_rows((rows.query, tiles))
-  facts = rows.place, rows.ids
-  place, ids = jax.tree.map(lambda x: _at(x, tiles.row), facts)
+  position, ids = jax.tree.map(
+    lambda x: _gather(x, tiles.row), (rows.position, rows.ids)
+  )
   key, value = _tile_keys((keys.key, keys.value, tiles))
-  arrays = query, key, value, tiles.block, place, ids, tiles.is_pair
-  parts = block_map(
+  arrays = query, key, value, tiles.block, position, ids, tiles.is_pair
+  results = block_map(
     attend, tiles_per_step, *jax.tree.map(lambda x: x[None], arrays)
   )
-  out, lse = _row_parts((*(x[0] for x in parts), tiles))
+  out, lse = _pair_results((*(x[0] for x in results), tiles))
   lse = jnp.swapaxes(lse, 1, 2)
-  is_part = tiles.is_part[:, None] & (lse > -jnp.inf)
-  shares, lse = softmax_and_lse(lse, is_part)
+  is_valid = tiles.is_valid[:, None] & (lse > -jnp.inf)
+  shares, lse = softmax_and_lse(lse, is_valid)
   out = layout.dot("rjm,rmjv->rjv", shares.astype(out.dtype), out)
   return out.astype(rows.query.dtype), lse
 
 
 class _Tiles(NamedTuple):
-  """Tiles of C pairs (row, block); each tile has one block, in ascending order.
+  """Tiles of C pairs (row, block); the pairs of a tile have one block.
+
+  Tiles are sorted by block.
 
   Attributes:
     block: `[G]`, the block of each tile.
-    pair: `[G, C]`, the numbers of its pairs, row after row.
-    is_pair: whether the tile has such a pair.
-    slot: `[R, M]`, the place of each pair among the G·C.
-    is_part: whether the pair has a block.
+    pair: `[G, C]`, indices of the tile's pairs in the flattened `[R, M]`.
+    is_pair: `[G, C]`, whether there is such a pair.
+    index: `[R, M]`, the index of each pair in the flattened `[G, C]`.
+    is_valid: `[R, M]`, whether the pair has a block.
   """
 
   block: Any
   pair: Any
   is_pair: Any
-  slot: Any
-  is_part: Any
+  index: Any
+  is_valid: Any
 
   @property
   def row(self):
-    """`[G, C]` rows of the pairs."""
-    return self.pair // self.slot.shape[1]
+    """The rows of the pairs, `[G, C]`."""
+    return self.pair // self.index.shape[1]
 
   def pair_values(self, x):
-    """`[R, M, …]` from `[G, C, …]`: the value of each pair in its tile."""
-    x = _at(x.reshape(-1, *x.shape[2:]), self.slot)
-    return jnp.where(_as_wide(self.is_part, x), x, 0)
+    """Rearranges values `[G, C, …]` of tiles to values `[R, M, …]` of pairs."""
+    x = _gather(x.reshape(-1, *x.shape[2:]), self.index)
+    return jnp.where(_expand_mask(self.is_valid, x), x, 0)
 
   def tile_values(self, x):
-    """`[G, C, …]` from `[R, M, …]`, the inverse of `pair_values`."""
-    x = _at(x.reshape(-1, *x.shape[2:]), self.pair)
-    return jnp.where(_as_wide(self.is_pair, x), x, 0)
+    """Rearranges values `[R, M, …]` of pairs to values `[G, C, …]` of tiles."""
+    x = _gather(x.reshape(-1, *x.shape[2:]), self.pair)
+    return jnp.where(_expand_mask(self.is_pair, x), x, 0)
 
 
-def _at(x, index):
-  """`x[index]` with a flat index: with two axes, a TPU reads far more."""
+def _gather(x, index):
+  """`x[index]`, computed with a flat index: with two axes, a TPU reads far more."""
   return x[index.reshape(-1)].reshape(*index.shape, *x.shape[1:])
 
 
-def _as_wide(keep, x):
+def _expand_mask(keep, x):
+  """Appends axes of 1 to a mask, up to the number of axes of x."""
   return keep.reshape(*keep.shape, *[1] * (x.ndim - keep.ndim))
 
 
-# The map between rows and places is known both ways, so the gradient of a gather is a
-# gather. JAX's would be a scatter-add, which adds to repeated places one by one.
+# The indices of pairs and their inverse are both known, so the gradient of a gather is
+# a gather as well. JAX's would be a scatter-add, which serialises repeated indices.
 
 
 def _rows_backward(inputs, saved, grad):
@@ -289,50 +295,50 @@ def _rows_backward(inputs, saved, grad):
 
 
 _tile_rows = with_backward(
-  lambda inputs: (_at(inputs[0], inputs[1].row), None), _rows_backward
+  lambda inputs: (_gather(inputs[0], inputs[1].row), None), _rows_backward
 )
-"""(x `[R, …]`, tiles) -> `[G, C, …]`, the rows of each tile."""
+"""(x `[R, …]`, tiles) -> the rows of each tile `[G, C, …]`."""
 
 
-def _parts_backward(inputs, saved, grads):
+def _pairs_backward(inputs, saved, grads):
   del saved
   *_, tiles = inputs
   return *map(tiles.tile_values, grads), tiles
 
 
-_row_parts = with_backward(
+_pair_results = with_backward(
   lambda inputs: (tuple(map(inputs[-1].pair_values, inputs[:-1])), None),
-  _parts_backward,
+  _pairs_backward,
 )
-"""(out `[G, C, …]`, lse, tiles) -> `[R, M, …]` of each."""
+"""(out `[G, C, …]`, lse, tiles) -> out and lse of each pair `[R, M, …]`."""
 
 
 def _keys_backward(inputs, saved, grads):
   del saved
   key, _, tiles = inputs
-  # A product with ones, because a GPU adds to repeated places one by one.
-  ones = jax.nn.one_hot(tiles.block, len(key), dtype=jnp.float32)
+  # A product with one-hot vectors, because a GPU serialises a scatter-add to one index.
+  one_hot = jax.nn.one_hot(tiles.block, len(key), dtype=jnp.float32)
 
-  def total(x):
+  def block_sums(x):
     # Factors of 16 bits are exact at any precision.
     precision = "default" if x.dtype.itemsize < 4 else "highest"
     x = x.astype(jnp.float32)
-    return jnp.einsum("gb,g...->b...", ones, x, precision=precision)
+    return jnp.einsum("gb,g...->b...", one_hot, x, precision=precision)
 
-  return *map(total, grads), tiles
+  return *map(block_sums, grads), tiles
 
 
 _tile_keys = with_backward(
   lambda inputs: (tuple(x[inputs[-1].block] for x in inputs[:-1]), None),
   _keys_backward,
 )
-"""(key `[G', D, H]`, value, tiles) -> `[G, D, …]` of each, of the tiles' blocks."""
+"""(key `[G', D, H]`, value, tiles) -> the keys and values of each tile `[G, D, …]`."""
 
 
-def _tiles(blocks: Int[Array, "R M"], count: int) -> _Tiles:
-  """Pairs in tiles; only the last tile of a block has fewer than C.
+def _make_tiles(blocks: Int[Array, "R M"], count: int) -> _Tiles:
+  """Sorts pairs into tiles; only the last tile of a block has fewer than C.
 
-  So R·M/C tiles and one a block are enough.
+  So R·M/C tiles and one more per block are enough.
   """
   size, pairs = _TILE_ROWS, blocks.reshape(-1)
   ordered, order = jax.lax.sort_key_val(pairs, jnp.arange(pairs.size))
@@ -344,12 +350,12 @@ def _tiles(blocks: Int[Array, "R M"], count: int) -> _Tiles:
   is_tile, block = block < count, jnp.minimum(block, count - 1)
   first = start - size * jnp.pad(end, (1, 0))
   rank = (first[block] + size * number)[:, None] + jnp.arange(size)[None]
-  slot = jnp.argsort(order) - first[pairs]
-  is_part = pairs < count
+  index = jnp.argsort(order) - first[pairs]
+  is_valid = pairs < count
   return _Tiles(
     block=block,
-    pair=_at(order, jnp.clip(rank, 0, pairs.size - 1)),
+    pair=_gather(order, jnp.clip(rank, 0, pairs.size - 1)),
     is_pair=is_tile[:, None] & (rank < start[block + 1][:, None]),
-    slot=jnp.where(is_part, slot, 0).reshape(blocks.shape),
-    is_part=is_part.reshape(blocks.shape),
+    index=jnp.where(is_valid, index, 0).reshape(blocks.shape),
+    is_valid=is_valid.reshape(blocks.shape),
   )

@@ -1,13 +1,13 @@
 """Attention over a sequence-sharded input, one shard per device in `jax.shard_map`.
 
-Exact attention sends keys and values around a ring of devices, or exchanges heads for
-positions (`attend_to_shards`). For queries that all devices have, such as global
-tokens, `merged_over` merges the results of the devices. A window needs the positions
-that it reaches beyond a shard (`with_halo`).
+For exact attention, devices pass keys and values along a ring, or exchange positions
+for heads (`attend_to_shards`). For queries that all devices have, such as global
+tokens, `merge_over_devices` merges the results of the devices. A window needs some
+positions of neighbouring shards (`exchange_halo`).
 
 Papers: Ring attention with blockwise transformers, arXiv:2310.01889; zigzag order:
-Llama 3, section 3.3.2, arXiv:2407.21783, whose devices gather all keys and values where
-these send them around the ring; all_to_all: DeepSpeed-Ulysses, arXiv:2309.14509.
+Llama 3, section 3.3.2, arXiv:2407.21783, which gathers all keys and values instead of
+passing them along a ring; all_to_all: DeepSpeed-Ulysses, arXiv:2309.14509.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,27 +51,28 @@ def attend_to_shards(
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
     visible: key masks and segments, and whether the call is causal, with T = S.
-    logits: how pairs are scored: a scale and tables by distance.
+    logits: how pairs are scored: a scale and distance tables.
     axis_name: the mesh axis of the devices, inside `jax.shard_map`.
     in_parts: 'ring'; 'balanced', a ring in zigzag order, which gives all devices the
       same work in a causal call and needs an even T; or 'all_to_all', in which each
       device gets all positions of N/D heads and sends the results back, for D that
       divides K.
-    dropout_rate: as without shards.
-    dropout_rng: likewise.
+    dropout_rate: as in `tiles.attend`.
+    dropout_rng: as in `tiles.attend`.
     block: as in `tiles.attend`.
 
   Raises:
-    ValueError: shards do not support an option, or `in_parts` cannot serve the call.
+    ValueError: shards do not support an option, or `in_parts` does not support the
+      call.
 
   Cost: time T·(D·S)·N·(H+V) on each of D devices; half of it in a causal call, except
   for the last device of a 'ring'. Memory of `flash_attention` on shards, or with
-  'all_to_all' on N/D heads of the whole sequence. Each device sends D − 1 shards of keys
-  and values; 'balanced' also one shard of all arrays; 'all_to_all' (D − 1)/D of its
-  queries, keys, values and results instead.
+  'all_to_all' on N/D heads of the whole sequence. Each device sends D − 1 shards of
+  keys and values; 'balanced' also one shard of all arrays; 'all_to_all' (D − 1)/D of
+  its queries, keys, values and results instead.
   """
   check_shards(query, key, visible, logits, window=visible.left)
-  options = {"axis_name": axis_name, "block": block}
+  options: dict[str, Any] = {"axis_name": axis_name, "block": block}
   if in_parts == "all_to_all":
     if dropout_rate:
       raise ValueError(
@@ -79,16 +80,10 @@ def attend_to_shards(
         f"some heads only, got {dropout_rate}; use 'ring'"
       )
     return _all_to_all(query, key, value, visible, logits, **options)
+  options |= {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+  is_balanced = in_parts == "balanced"
   return _ring(
-    query,
-    key,
-    value,
-    visible,
-    logits,
-    dropout_rate=dropout_rate,
-    dropout_rng=dropout_rng,
-    is_balanced=in_parts == "balanced",
-    **options,
+    query, key, value, visible, logits, is_balanced=is_balanced, **options
   )
 
 
@@ -143,21 +138,22 @@ def _ring(
   is_balanced: bool,
   block: tuple[int | None, int | None] | None,
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """`tiles.attend` to the keys of all D devices, which pass them around a ring.
+  """`tiles.attend` to the keys of all D devices, which pass them along a ring.
 
-  Keys and values, with their masks and segments, go from device r to r + 1, D − 1 times,
-  and the (out, lse) of all shards are merged. The backward pass sends them around again
-  together with their gradients. Each device adds the gradients of its queries, computed
-  from the log-sum-exp over all keys, so it never holds more than one shard of the keys.
+  Keys and values, with their masks and segments, move from device r to r + 1, D − 1
+  times, and the (out, lse) of all shards are merged. The backward pass moves them
+  again, together with their gradients. Gradients are computed from the log-sum-exp over
+  all keys, so a device never holds more than one shard of the keys.
 
-  In a causal call the last device works D times as long as the first. Zigzag order
-  ('balanced') cuts the sequence into 2D chunks and gives device r the chunks r and
-  2D − 1 − r. Late queries then see every early key; besides, early queries see early
-  keys of earlier devices, and late queries see late keys of later devices.
+  In a causal call, the last device works D times as long as the first. Zigzag order
+  ('balanced') cuts the sequence into 2D chunks and gives chunks r and 2D − 1 − r to
+  device r. All late queries then see all early keys; in addition, early queries see the
+  early keys of earlier devices, and late queries see the late keys of later devices.
 
   Returns:
-    Out and lse of this device's queries. Each device sends D − 1 shards of keys, values,
-    masks and segments, and in the backward pass also D shards of float32 gradients.
+    Out and lse of this device's queries. Each device sends D − 1 shards of keys,
+    values, masks and segments, and in the backward pass also D shards of float32
+    gradients.
 
   Raises:
     ValueError: zigzag order with an odd number of positions.
@@ -210,31 +206,30 @@ class _Ring(NamedTuple):
   tiling: Tiling
   is_causal: bool
 
-  def round(self, meet: Callable[..., Any], moving: Any) -> tuple[Any, Any]:
-    """Calls `meet(i, moving, resting)` after each of i = 0 … D − 1 hops of `moving`.
+  def scan(
+    self, body: Callable[..., tuple[Any, Any]], shard: Any
+  ) -> tuple[Any, Any]:
+    """Runs `shard, carry = body(i, shard, carry)` on the shard of each of D devices.
 
-    `resting` is None in the first call; in the others it is what the previous call
-    returned for it.
+    i = 0 … D − 1 is the number of hops of the shard; the first `carry` is None.
     """
 
-    def step(carry, i):
-      moving, resting = carry
-      return meet(
-        i, from_previous_device(moving, self.axis_name), resting
-      ), None
+    def step(loop_carry, i):
+      shard, carry = loop_carry
+      return body(i, from_previous_device(shard, self.axis_name), carry), None
 
     size = jax.lax.axis_size(self.axis_name)
-    carry = meet(0, moving, None)
+    loop_carry = body(0, shard, None)
     if size > 1:
-      carry, _ = jax.lax.scan(step, carry, jnp.arange(1, size))
-    return carry
+      loop_carry, _ = jax.lax.scan(step, loop_carry, jnp.arange(1, size))
+    return loop_carry
 
-  def meetings(
+  def chunk_pairs(
     self, i: Array | int, inputs: Any, keys: Any
   ) -> Iterator[tuple[int, int, Visible, tuple[Any, ...]]]:
-    """The pairs of chunks after i hops of the keys, with the loop's inputs for each."""
+    """The visible pairs of chunks after i hops of the keys, with their inputs."""
     queries, _, scores, rng = inputs
-    # JAX would compute values common to all rounds ahead and store them for every tile.
+    # JAX would hoist values common to all hops and store them for every tile.
     (queries, scores), i = jax.lax.optimization_barrier(((queries, scores), i))
     size = jax.lax.axis_size(self.axis_name)
     rank = jax.lax.axis_index(self.axis_name)
@@ -263,42 +258,42 @@ def _ring_forward(ring, inputs):
   """(out, lse) of each query chunk, twice: as the result and for the backward pass."""
   queries, keys, *_ = inputs
 
-  def meet(i, moving, results):
+  def body(i, keys, results):
     results: list[Any] = list(results or (None,) * len(queries))
-    for a, _, _, given in ring.meetings(i, inputs, moving):
-      (out, lse), _ = tiles.forward(ring.tiling, given)
-      part = out.astype(jnp.float32), lse
-      results[a] = part if results[a] is None else merge(results[a], part)
-    return moving, tuple(results)
+    for a, _, _, pair_inputs in ring.chunk_pairs(i, inputs, keys):
+      (out, lse), _ = tiles.forward(ring.tiling, pair_inputs)
+      new = out.astype(jnp.float32), lse
+      results[a] = new if results[a] is None else merge(results[a], new)
+    return keys, tuple(results)
 
-  _, results = ring.round(meet, keys)
+  _, results = ring.scan(body, keys)
   dtype = queries[0][0].dtype
   results = tuple((out.astype(dtype), lse) for out, lse in results)
   return results, results
 
 
 def _ring_backward(ring, inputs, results, cotangents):
-  """Gradients of the inputs; non-float arrays stand for their own gradients."""
+  """Gradients of the inputs; the gradient of a non-float array is the array itself."""
   queries, keys, _, rng = inputs
 
-  def meet(i, moving, resting):
-    moving, key_grads = moving[0], list(moving[1])
-    query_grads, score_grads = resting or (nothing, None)
+  def body(i, shard, carry):
+    keys, key_grads = shard[0], list(shard[1])
+    query_grads, score_grads = carry or (no_grads, None)
     query_grads = list(query_grads)
-    for a, b, visible, given in ring.meetings(i, inputs, moving):
+    for a, b, visible, pair_inputs in ring.chunk_pairs(i, inputs, keys):
       dquery, *dkeys, dscores, _ = tiles.backward(
-        ring.tiling, given, results[a], cotangents[a]
+        ring.tiling, pair_inputs, results[a], cotangents[a]
       )
       dkeys = tuple(visible.readable(x) for x in dkeys)
       query_grads[a] = _accumulate(query_grads[a], dquery)
       key_grads[b] = _accumulate(key_grads[b], dkeys)
       score_grads = _accumulate(score_grads, dscores)
-    return (moving, tuple(key_grads)), (tuple(query_grads), score_grads)
+    return (keys, tuple(key_grads)), (tuple(query_grads), score_grads)
 
-  nothing = (None,) * len(queries)
-  (_, key_grads), resting = ring.round(meet, (keys, nothing))
+  no_grads = (None,) * len(queries)
+  (_, key_grads), carry = ring.scan(body, (keys, no_grads))
   key_grads = from_previous_device(key_grads, ring.axis_name)
-  query_grads, score_grads = resting
+  query_grads, score_grads = carry
   return (
     tuple((x, ids) for x, (_, ids) in zip(query_grads, queries, strict=True)),
     tuple((*x, *y[2:]) for x, y in zip(key_grads, keys, strict=True)),
@@ -307,21 +302,21 @@ def _ring_backward(ring, inputs, results, cotangents):
   )
 
 
-def _accumulate(total: Any, more: Any) -> Any:
-  """Their sum in float32; a total of None is 0."""
-  more = jax.tree.map(lambda x: x.astype(jnp.float32), more)
-  return more if total is None else jax.tree.map(jnp.add, total, more)
+def _accumulate(total: Any, grads: Any) -> Any:
+  """Adds gradients to a total in float32; a total of None is 0."""
+  grads = jax.tree.map(lambda x: x.astype(jnp.float32), grads)
+  return grads if total is None else jax.tree.map(jnp.add, total, grads)
 
 
 def from_previous_device(tree: Any, axis_name: str) -> Any:
-  """The tree of the previous device; the last device precedes the first."""
+  """Receives the tree of the previous device; the last device precedes the first."""
   size = jax.lax.axis_size(axis_name)
-  around = [(i, (i + 1) % size) for i in range(size)]
-  return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, around), tree)
+  hops = [(i, (i + 1) % size) for i in range(size)]
+  return jax.tree.map(lambda x: jax.lax.ppermute(x, axis_name, hops), tree)
 
 
 def _to_zigzag(tree: Any, axis_name: str) -> tuple[Any, ...]:
-  """This device's early chunk of the tree, and its late chunk."""
+  """Rearranges shards in zigzag order; returns this device's early and late chunk."""
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
 
   def chunks(x):
@@ -343,7 +338,9 @@ def _from_zigzag(
   size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
   halves = [
     jax.lax.ppermute(
-      x, axis_name, [(to, of) for of, to in _chunk_moves(size, i)]
+      x,
+      axis_name,
+      [(target, source) for source, target in _chunk_moves(size, i)],
     )
     for i, x in enumerate(_swap_by_parity((early, late), rank))
   ]
@@ -351,20 +348,20 @@ def _from_zigzag(
 
 
 def _chunk_moves(size: int, parity: int) -> list[tuple[int, int]]:
-  """The (source, destination) devices of the even or the odd ones of 2D chunks."""
+  """The (source, target) devices of the even or the odd chunks."""
   numbers = range(parity, 2 * size, 2)
   return [(n // 2, min(n, 2 * size - 1 - n)) for n in numbers]
 
 
 def _swap_by_parity(pair, rank):
-  """(even, odd) chunk as (early, late) or back: r is one, 2D − 1 − r the other."""
-  one, other = pair
+  """Converts the (even, odd) chunks of a device to (early, late), or back."""
+  first, second = pair
   is_even = rank % 2 == 0
-  return jnp.where(is_even, one, other), jnp.where(is_even, other, one)
+  return jnp.where(is_even, first, second), jnp.where(is_even, second, first)
 
 
 def _all_to_all(query, key, value, visible, logits, *, axis_name, block):
-  """All positions of some heads, instead of some positions of all heads."""
+  """(out, lse) of a device that gets all positions of some heads."""
   size = jax.lax.axis_size(axis_name)
   num_heads, kv_heads = query.shape[2], key.shape[2]
   if kv_heads % size:
@@ -375,13 +372,13 @@ def _all_to_all(query, key, value, visible, logits, *, axis_name, block):
   share = num_heads // size
   heads = jax.lax.axis_index(axis_name) * share + jnp.arange(share)
 
-  def whole(x, axis):
+  def gather(x, axis):
     return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
   visible = dataclasses.replace(
     visible,
-    masks=tuple(whole(mask, 3) for mask in visible.masks),
-    segments=tuple((whole(x, 1), whole(y, 1)) for x, y in visible.segments),
+    masks=tuple(gather(mask, 3) for mask in visible.masks),
+    segments=tuple((gather(x, 1), gather(y, 1)) for x, y in visible.segments),
   )
   query, key, value = (
     jax.lax.all_to_all(x, axis_name, 2, 1, tiled=True)
@@ -396,10 +393,10 @@ def _all_to_all(query, key, value, visible, logits, *, axis_name, block):
   return out, lse
 
 
-def merged_over(
+def merge_over_devices(
   axis_name: str, out: Float[Array, "B T N V"], lse: Float[Array, "B T N"]
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """`rows.merge` over the devices, each of which has a result for the same queries."""
+  """`rows.merge` of the results that all devices have for the same queries."""
   largest = jax.lax.pmax(jax.lax.stop_gradient(lse), axis_name)
   largest = jnp.where(largest == -jnp.inf, 0.0, largest)
   share = jnp.exp(lse - largest)[..., None]
@@ -412,39 +409,39 @@ def merged_over(
   return out, jnp.where(sees_any, largest + jnp.log(total), -jnp.inf)
 
 
-def with_halo(
+def exchange_halo(
   x: Shaped[Array, "B T *A"], left: int, right: int, axis_name: str | None
 ) -> Shaped[Array, "B U *A"]:
-  """This device's positions, with some before and after them.
+  """Extends a shard with positions of neighbouring shards.
 
   Args:
     x: this device's T positions, which follow those of the previous device.
-    left: the number of positions to get from before, over as many devices as needed.
-    right: the number of positions to get from after.
+    left: the number of earlier positions, from as many devices as needed.
+    right: the number of later positions.
     axis_name: the mesh axis of the devices, inside `jax.shard_map`; None is one device.
 
   Returns:
-    U = left + T + right positions, zeros beyond the ends of the sequence. Each device
-    receives left + right positions.
+    U = left + T + right positions, with zeros beyond the ends of the sequence. Each
+    device receives left + right positions.
   """
   size = 1 if axis_name is None else jax.lax.axis_size(axis_name)
   length = x.shape[1]
-  elsewhere = (size - 1) * length
-  near_left, near_right = min(left, elsewhere), min(right, elsewhere)
+  others = (size - 1) * length
+  num_left, num_right = min(left, others), min(right, others)
 
-  def from_device(hop, part):
-    """`part` from the device `hop` places further; zeros if there is none."""
-    pairs = [(i, i - hop) for i in range(size) if 0 <= i - hop < size]
-    return jax.lax.ppermute(part, axis_name, pairs)
+  def from_device(offset, rows):
+    """Receives `rows` of the device at rank + offset; zeros if there is none."""
+    pairs = [(i, i - offset) for i in range(size) if 0 <= i - offset < size]
+    return jax.lax.ppermute(rows, axis_name, pairs)
 
   before = [
-    from_device(-(i // length) - 1, x[:, max(length + i - near_left, 0) :])
-    for i in range(0, near_left, length)
+    from_device(-(i // length) - 1, x[:, max(length + i - num_left, 0) :])
+    for i in range(0, num_left, length)
   ]
-  behind = [
-    from_device(i // length + 1, x[:, : near_right - i])
-    for i in range(0, near_right, length)
+  after = [
+    from_device(i // length + 1, x[:, : num_right - i])
+    for i in range(0, num_right, length)
   ]
-  x = jnp.concatenate([*reversed(before), x, *behind], axis=1)
-  rest = left - near_left, right - near_right
-  return jnp.pad(x, [(0, 0), rest] + [(0, 0)] * (x.ndim - 2))
+  x = jnp.concatenate([*reversed(before), x, *after], axis=1)
+  padding = left - num_left, right - num_right
+  return jnp.pad(x, [(0, 0), padding] + [(0, 0)] * (x.ndim - 2))

@@ -1,20 +1,20 @@
 """Softmax attention in tiles, and its backward pass.
 
-For one query, with logits x over the keys A that it may see,
+For one query, with logits x over its visible keys A,
 
   m = max_A x   l = Σ_A e^(x − m)   out = Σ_A Δ e^(x − m) v / l   lse = m + log l
 
-with out = 0 and lse = −∞ where A is empty; Δ is 1, or with dropout 0 or
-1 / (1 − rate). Of these only inputs, out and lse are stored, and the backward pass
-recomputes every tile. With g the cotangent of out and h that of lse,
+with out = 0 and lse = −∞ if A is empty. Δ is 1, or with dropout 0 or 1 / (1 − rate).
+Only the inputs, out and lse are stored, and the backward pass recomputes every tile.
+With the cotangents g of out and h of lse,
 
   p = e^(x − lse)    dv = (p Δ)ᵀ g    dx = p (Δ g vᵀ − δ),   δ = Σ g · out − h
 
-so merging partial results by their lse (`rows.merge`: global tokens, rings) and adding
-sinks (`rows.with_sinks`) need no derivative of their own.
+so merging partial results by their lse (`rows.merge`, for global tokens and rings) and
+adding sinks (`rows.with_sinks`) need no custom derivative.
 
-A tile is `[B, N, C, D]`: C queries and D keys. A block of C queries takes the keys of
-its span in one visit, or block after block with an online softmax. The last block of
+A tile is `[B, N, C, D]`: C queries and D keys. A block of C queries visits the keys of
+its span all at once, or block after block with an online softmax. The last block of
 queries or keys is moved back to end with the sequence, so that no array is padded. With
 one visit, a GPU or TPU computes several neighbouring tiles in one batched step
 (`Tiling`).
@@ -44,10 +44,10 @@ from attention.softmax.rows import with_sinks
 from attention.softmax.visible import Visible
 
 _ONE_VISIT = 2048
-"""The largest number of keys that a block of queries takes in one visit."""
+"""The largest number of keys that a block of queries visits at once."""
 
 _LOWEST = float(jnp.finfo(jnp.float32).min)
-"""Stands for −∞, so that differences are finite in an empty row as well."""
+"""Replaces −∞, so that differences are finite even in an empty row."""
 
 
 def attend(
@@ -68,32 +68,33 @@ def attend(
     key: `[B, S, K, H]`, N a multiple of K.
     value: `[B, S, L, V]`, L a divisor of K.
     visible: which pairs count; None is all.
-    logits: how they are scored: a `Logits`, or an object with `scores` and `sinks`. The
-      sinks are one more logit of each row. None is the product scaled by 1/√H.
-    block: (C, D), queries and keys of a tile; None is the platform's choice.
-    dropout_rate: share of weights that are set to zero.
+    logits: how pairs are scored: a `Logits`, or an object with `scores` and `sinks`.
+      The sinks are one more logit of each row. None is the product scaled by 1/√H.
+    block: (C, D), queries and keys of a tile; None chooses them for the platform.
+    dropout_rate: the fraction of weights that are set to zero.
     dropout_rng: random key for dropout. Whether a pair is dropped depends on its
       example, head and positions.
 
   Returns:
-    out in the dtype of `query`, 0 where a query sees no key, and the log-sum-exp of
-    its logits in float32, −∞ there. Both have gradients. Cost: time of all tiles
-    visited; memory in addition to the arrays B·N·C·D float32, forward and backward.
+    out in the dtype of `query`, and the log-sum-exp of the logits in float32; 0 and −∞
+    for a query that sees no key. Both have gradients.
+
+  Cost: time of the visited tiles; memory, in addition to the arrays, B·N·C·D float32.
   """
   visible, logits = visible or Visible(), logits or Logits()
   tiling = make_tiling(query, value, visible, block, dropout_rate)
   shape = (query.shape[0], query.shape[2], tiling.rows, tiling.width)
 
   def inputs_like(query):
-    """Inputs of `forward`, with mods traced for tiles of the query's varying type."""
+    """Inputs of `forward`; mods are traced for tiles that vary as the query does."""
     scaled, scores, fixed = logits.scores(query, visible, shape)
-    arrays = scaled, visible.readable(key), visible.readable(value), scores
+    key_value = visible.readable(key), visible.readable(value)
     constants = Constants(visible.trace(shape, query), fixed, dropout_rng)
-    return jax.tree.map(jnp.asarray, (*arrays, constants))
+    return jax.tree.map(jnp.asarray, (scaled, *key_value, scores, constants))
 
   inputs = inputs_like(match_varying(query, (query, key, value)))
   if varying_axes(inputs) != varying_axes(inputs[0]):
-    # Other arrays, such as those that a mod closes over, vary over more axes.
+    # Some other arrays, such as those that a mod closes over, vary over more axes.
     inputs = inputs_like(match_varying(query, inputs))
   run = with_backward(partial(forward, tiling), partial(backward, tiling))
   out, lse = run(match_varying_except_mods(inputs))
@@ -107,7 +108,7 @@ class Constants(NamedTuple):
 
   Attributes:
     visible: which pairs count.
-    score_arrays: a score_mod with its non-float arrays; None without one.
+    score_arrays: the score_mod with only its non-float arrays, or None.
     rng: random key for dropout.
   """
 
@@ -119,25 +120,24 @@ class Constants(NamedTuple):
 def forward(tiling: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
   """(out, lse) twice: as the result and as the residuals of `backward`.
 
-  `inputs` are query, key, value, scores and constants. `attend` gives this function
-  its derivative.
+  `inputs` are query, key, value, scores and constants.
   """
   query, *arrays, constants = inputs
 
   def visit(q, start, j, sums):
-    first, fresh = tiling.first(constants.visible, start, j)
-    tile = _tile(tiling, constants, arrays, q, start, first, fresh)
-    k, v, scores, places, shown, kept = tile
+    first, first_new = tiling.first(constants.visible, start, j)
+    tile = _tile(tiling, constants, arrays, q, start, first, first_new)
+    k, v, scores, places, pairs, factors = tile
     x = scores.tile(q, k, places, constants.score_arrays)
-    if shown is not None:
-      x = jnp.where(shown, x, _LOWEST)
-    # Not below LOWEST/2, so that no exponential of a masked pair is exp(0).
+    if pairs is not None:
+      x = jnp.where(pairs, x, _LOWEST)
+    # At least LOWEST/2, so that the exponential of a masked pair is never exp(0).
     m = jnp.maximum(jnp.max(x, -1, keepdims=True), _LOWEST / 2)
     if sums is not None:
       m = jnp.maximum(m, sums[0])
     p = jnp.exp(x - m)
     total = jnp.sum(p, -1, keepdims=True)
-    p = p if kept is None else p * kept
+    p = p if factors is None else p * factors
     out = query_dot("bkqd,bkdv->bkqv", p.astype(v.dtype), v)
     if sums is None:
       return m, total, out
@@ -162,8 +162,8 @@ def forward(tiling: "Tiling", inputs: tuple[Any, ...]) -> tuple[Any, Any]:
     return out, jnp.where(is_empty, -jnp.inf, m + jnp.log(total))
 
   def step(i, results):
-    parts = tiling.each(tile)(tiling.take(query, i), tiling.starts(i))
-    return [tiling.put(x, i, y) for x, y in zip(results, parts, strict=True)]
+    rows = tiling.map(tile)(tiling.take(query, i), tiling.starts(i))
+    return [tiling.put(x, i, y) for x, y in zip(results, rows, strict=True)]
 
   shape = query.shape[:3]
   out = layout.zeros_after(query, query, shape=(*shape, arrays[1].shape[3]))
@@ -181,7 +181,7 @@ def backward(
   """Gradients of `inputs`; all but the query's are float32.
 
   `results` are (out, lse) over all keys of the rows; `inputs` may have only some of
-  these keys. The constants stand for their own gradients.
+  these keys. The constants are returned in place of their gradients.
   """
   query, *arrays, constants = inputs
   (out, lse), (out_grad, lse_grad) = results, cotangents
@@ -189,20 +189,20 @@ def backward(
   lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
 
   def visit(j, rows, start):
-    """Gradients of queries, and the first key and gradients of the other arrays."""
+    """The gradient of queries, the first key, and the gradients of the other arrays."""
     q, g, delta, row_lse = rows
-    first, fresh = tiling.first(constants.visible, start, j)
-    tile = _tile(tiling, constants, arrays, q, start, first, fresh)
-    k, v, scores, places, shown, kept = tile
-    x, pull = scores.vjp(q, k, places, constants.score_arrays)
+    first, first_new = tiling.first(constants.visible, start, j)
+    tile = _tile(tiling, constants, arrays, q, start, first, first_new)
+    k, v, scores, places, pairs, factors = tile
+    x, pullback = scores.vjp(q, k, places, constants.score_arrays)
     p = jnp.exp(x - row_lse)
-    p = p if shown is None else jnp.where(shown, p, 0.0)
+    p = p if pairs is None else jnp.where(pairs, p, 0.0)
     dp = query_dot("bkqv,bkdv->bkqd", g, v)
     dropped = p
-    if kept is not None:
-      dp, dropped = dp * kept, p * kept
+    if factors is not None:
+      dp, dropped = dp * factors, p * factors
     dv = key_dot(dropped.astype(g.dtype), g, v.shape[1])
-    dq, dk, dscores = pull(p * (dp - delta))
+    dq, dk, dscores = pullback(p * (dp - delta))
     dscores = jax.tree.map(lambda x: x.astype(jnp.float32), dscores)
     return dq, first, (dk, dv, dscores)
 
@@ -218,10 +218,10 @@ def backward(
 
     def body(j, carry):
       dq, totals = carry
-      more, firsts, parts = tiling.each(partial(visit, j))(rows, starts)
-      parts = starts, firsts, j, parts
+      new_dq, firsts, grads = tiling.map(partial(visit, j))(rows, starts)
+      grads = starts, firsts, j, grads
       visible, dtype = constants.visible, arrays[0].dtype
-      return dq + more, _accumulate(tiling, visible, totals, parts, dtype)
+      return dq + new_dq, _accumulate(tiling, visible, totals, grads, dtype)
 
     carry = zeros(q, jnp.float32), totals
     if tiling.one_visit:
@@ -230,7 +230,7 @@ def backward(
       visits = tiling.visits(constants.visible, starts)
       axes = varying_axes(visits)
       if any(axes - varying_axes(x) for x in jax.tree.leaves(mod)):
-        # A tile sums their gradients over devices, so all must visit equally many tiles.
+        # A tile sums their gradients over devices, which must visit equally many tiles.
         visits = jax.lax.pmax(visits, tuple(axes))
       dq, totals = jax.lax.fori_loop(0, visits, body, carry)
     return tiling.put(dquery, i, dq), totals
@@ -239,7 +239,7 @@ def backward(
   totals = jax.tree.map(lambda x: zeros(x, jnp.float32), arrays)
   mod = arrays[2].score_mod
   if mod is not None:
-    # Gradients of its arrays vary over mesh axes as the arrays did when it was traced.
+    # Gradients of its arrays vary over the mesh axes of the arrays when it was traced.
     sums = jax.tree.map(
       lambda x: match_varying(jnp.zeros_like(x, jnp.float32), x), mod
     )
@@ -249,21 +249,21 @@ def backward(
   return dquery, *totals, constants
 
 
-def _tile(tiling, constants, arrays, query, start, first, fresh):
-  """The keys, values and scores of a tile, its positions, visible pairs and Δ.
+def _tile(tiling, constants, arrays, query, start, first, first_new):
+  """The keys, values, scores and positions of a tile, its visible pairs, and Δ.
 
-  Visible pairs of None are all pairs; a Δ of None is 1.
+  None instead of visible pairs means all pairs, and instead of Δ it means 1.
   """
   visible = constants.visible
   key, value = (
     jnp.swapaxes(cut(x, first, tiling.width), 1, 2) for x in arrays[:2]
   )
   scores = arrays[2].cut(start, tiling.rows, first, tiling.width)
-  shown = visible.block(start, tiling.rows, first, tiling.width, fresh)
+  pairs = visible.block(start, tiling.rows, first, tiling.width, first_new)
   places = visible.places(start, first)
-  kept = None
+  factors = None
   if tiling.dropout_rate:
-    kept = dropout.pair_factors(
+    factors = dropout.pair_factors(
       constants.rng,
       tiling.dropout_rate,
       query.shape[0],
@@ -271,39 +271,39 @@ def _tile(tiling, constants, arrays, query, start, first, fresh):
       places[0] + jnp.arange(tiling.rows),
       places[1] + jnp.arange(tiling.width),
     )
-  return key, value, scores, places, shown, kept
+  return key, value, scores, places, pairs, factors
 
 
-def _accumulate(tiling, visible, totals, parts, dtype):
-  """Totals plus the gradients of a step: keys and values in `dtype`, and scores."""
+def _accumulate(tiling, visible, totals, grads, dtype):
+  """Adds the gradients of a step to totals; those of keys and values in `dtype`."""
   key, value, scores = totals
-  starts, firsts, visit, (*key_parts, score_parts) = parts
+  starts, firsts, visit, (*key_grads, score_grads) = grads
   if tiling.tiles_per_step > 1:
     if visible.block_mask is not None:  # Tiles may be anywhere.
-      wanted = visible.block_mask.visited[tiling.row(starts), visit]
-      add = partial(layout.add_blocks, wanted=wanted)
-      key_parts = [x.astype(dtype) for x in key_parts]
+      blocks = visible.block_mask.visited[tiling.row(starts), visit]
+      add = partial(layout.add_blocks, blocks=blocks)
+      key_grads = [x.astype(dtype) for x in key_grads]
     else:
-      begin, first = visible.places(starts[0], 0)
-      begin = begin - first - visible.left
-      add = partial(layout.add_tiles, begin=begin, rows=tiling.rows)
+      start, first = visible.places(starts[0], 0)
+      start = start - first - visible.left
+      add = partial(layout.add_tiles, start=start, rows=tiling.rows)
 
     def tiles(scores):
-      cut_one = partial(scores.cut, rows=tiling.rows, width=tiling.width)
-      return jax.vmap(lambda i, j: cut_one(start=i, first=j))(starts, firsts)
+      cut_tile = partial(scores.cut, rows=tiling.rows, width=tiling.width)
+      return jax.vmap(lambda i, j: cut_tile(start=i, first=j))(starts, firsts)
 
-    (more,) = jax.linear_transpose(tiles, scores)(score_parts)
-    key, value = map(add, (key, value), key_parts)
-    return [key, value, jax.tree.map(jnp.add, scores, more)]
+    (score_grads,) = jax.linear_transpose(tiles, scores)(score_grads)
+    key, value = map(add, (key, value), key_grads)
+    return [key, value, jax.tree.map(jnp.add, scores, score_grads)]
   key, value = (
-    layout.add(total, jnp.swapaxes(part, 1, 2), firsts)
-    for total, part in zip((key, value), key_parts, strict=True)
+    layout.add(total, jnp.swapaxes(grad, 1, 2), firsts)
+    for total, grad in zip((key, value), key_grads, strict=True)
   )
-  return [key, value, scores.accumulate(score_parts, starts, firsts)]
+  return [key, value, scores.accumulate(score_grads, starts, firsts)]
 
 
 class Tiling(NamedTuple):
-  """How queries and keys are cut into tiles; static.
+  """The division of queries and keys into tiles; static.
 
   Attributes:
     rows: C.
@@ -314,7 +314,7 @@ class Tiling(NamedTuple):
     tiles_per_step: the number of tiles in a step; 1 unless each has one visit.
     size: the number of queries in a step.
     steps: the number of steps.
-    dropout_rate: share of weights that are set to zero.
+    dropout_rate: the fraction of weights that are set to zero.
   """
 
   rows: int
@@ -356,7 +356,7 @@ class Tiling(NamedTuple):
   def put(
     self, x: Float[Array, "B T N F"], i: Array, rows: Float[Array, "..."]
   ) -> Float[Array, "B T N F"]:
-    """`x` with the rows of step i, except those that the previous step computed."""
+    """Writes the rows of step i to `x`, except for rows of the previous step."""
     if self.tiles_per_step == 1:
       rows = jnp.swapaxes(rows, 1, 2)
     else:
@@ -370,7 +370,7 @@ class Tiling(NamedTuple):
     is_new = self.start(i) + jnp.arange(self.size) >= i * self.size
     return is_new[None, :, None, None]
 
-  def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+  def map(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """Maps a `function` of one tile over the tiles of a step."""
     return function if self.tiles_per_step == 1 else jax.vmap(function)
 
@@ -387,21 +387,21 @@ class Tiling(NamedTuple):
   def first(
     self, visible: Visible, start: Array, visit: Array | int
   ) -> tuple[Array, Array | int | None]:
-    """The first key of a visit, and its first key that no earlier visit had."""
-    table = visible.block_mask
-    if table is not None:
-      fresh = table.visited[self.row(start), visit] * self.width
-      from_zero = table.counts is not None
+    """The first key of a visit, and its first new key; None if all are new."""
+    block_mask = visible.block_mask
+    if block_mask is not None:
+      first_new = block_mask.visited[self.row(start), visit] * self.width
+      is_aligned = block_mask.counts is not None
     else:
       low, _ = visible.span(start, self.rows, self.source_length)
-      fresh = low + visit * self.width
-      from_zero = visible.left is None
-    first = jnp.minimum(fresh, self.source_length - self.width)
-    is_even = from_zero and self.source_length % self.width == 0
-    return first, None if self.one_visit or is_even else fresh
+      first_new = low + visit * self.width
+      is_aligned = visible.left is None
+    first = jnp.minimum(first_new, self.source_length - self.width)
+    is_aligned = is_aligned and self.source_length % self.width == 0
+    return first, None if self.one_visit or is_aligned else first_new
 
   def row(self, start: Array) -> Array:
-    """The number of the row of tiles that begins with query `start`."""
+    """The index of the block of queries that starts with query `start`."""
     return (start + self.rows - 1) // self.rows
 
 
@@ -412,7 +412,7 @@ def make_tiling(
   block: tuple[int | None, int | None] | None = None,
   dropout_rate: float = 0.0,
 ) -> Tiling:
-  """The `Tiling` of a call; see `attend`."""
+  """Chooses the `Tiling` of a call; see `attend`."""
   batch, length, num_heads, head_dim = query.shape
   source_length = value.shape[1]
   pair_bytes = 4 * batch * num_heads
@@ -425,13 +425,13 @@ def make_tiling(
     rows = min(
       rows or backend.WINDOW_ROWS[reach >= backend.WIDE_WINDOW], length
     )
-    wide = min(source_length, rows + reach)
-    width = width or min(wide, _ONE_VISIT)
-    one_visit = width >= wide
+    span = min(source_length, rows + reach)
+    width = width or min(span, _ONE_VISIT)
+    one_visit = width >= span
   if rows is None or width is None:
     least = backend.LEAST_ROWS, backend.LEAST_ROWS // 2
-    chosen = backend.block(pair_bytes, *least, length, source_length)
-    rows, width = rows or chosen[0], width or chosen[1]
+    default = backend.block(pair_bytes, *least, length, source_length)
+    rows, width = rows or default[0], width or default[1]
   rows, width = min(rows, length), min(width, source_length)
   one_visit |= width == source_length and visible.block_mask is None
   tiles_per_step = 1
@@ -442,7 +442,7 @@ def make_tiling(
     count = -(-length // rows)
     tiles_per_step = backend.tiles_per_step(tile_bytes, count)
     if length % rows:
-      # One step for all tiles needs an array of full tiles.
+      # A single step would need an array of full tiles.
       tiles_per_step = min(tiles_per_step, -(-count // 2))
   size = rows * tiles_per_step
   steps = -(-length // size)

@@ -1,11 +1,11 @@
-"""Which query may see which key: one value, `Visible`.
+"""The keys that each query may attend to: `Visible`.
 
     visible = causal() & window(256, 0) & segments(ids, ids) & key_mask(keep)
 
 A `Visible` is a conjunction of conditions on a pair of query and key. Arrays keep their
-shapes, so that a key mask never grows to T×S; causality and windows follow from
-positions. `attention.softmax.tiles` asks for the `span` of keys that a block of queries
-can see, for the visible pairs of one `block`, and for keys with zeros where masked.
+shapes, so that a key mask is never expanded to T×S; causality and windows are computed
+from positions. `attention.softmax.tiles` gets from it the `span` of keys that a block
+of queries can see, the visible pairs of one `block`, and `readable` keys and values.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from attention.softmax.mods import BlockMask, MaskMod, Mod
 _STATIC: Any = {"static": True}
 
 _FARTHEST = 2**29
-"""The largest side of a window; larger ones are cut to it, so that int32 can add it."""
+"""The largest side of a window; larger ones are clipped, so that int32 suffices."""
 
 Rows = tuple[Callable[[Array], Array], Int[Array, "B _"]]
 
@@ -37,23 +37,24 @@ Rows = tuple[Callable[[Array], Array], Int[Array, "B _"]]
 class Visible:
   """A conjunction of conditions on a pair of query t and key s.
 
-  It is a pytree. Without any condition every query sees every key.
+  It is a pytree. Without conditions, every query sees every key.
 
   Attributes:
     masks: each broadcastable to `[B, N, T, S]`, True = attend.
     segments: pairs of ids `[B, T]` and `[B, S]`, which must be equal.
-    lengths: pairs (t `[B]`, s `[B]`), the numbers of queries and keys that count, None
-      for all; `visible_from_options` turns them into masks and segments.
-    bands: (a `[B, T]`, b `[B, S]`, w, inside): 0 ≤ a_t − b_s < w is `inside`.
+    lengths: pairs (t `[B]`, s `[B]`) of the numbers of queries and keys that count, or
+      None for all; `visible_from_options` converts them to masks and segments.
+    bands: (a `[B, T]`, b `[B, S]`, w, inside): a pair is visible if the truth of
+      0 ≤ a_t − b_s < w equals `inside`.
     mods: functions (b, n, t, s) -> bool.
     left: the largest distance of a key before the query; None sets no limit.
     right: the largest distance of a key after the query; 0 if causal.
     query_start: position of the first query, for `left`, `right` and mods; None is 0.
-    key_start: likewise of the first key.
-    block_mask: the only blocks that are visited, from `make_block_mask`.
+    key_start: position of the first key.
+    block_mask: the blocks that are visited, from `make_block_mask`; None is all.
   """
 
-  # Not typed as arrays, because JAX puts other objects into a pytree as well.
+  # Not typed as arrays, because JAX also puts other objects into pytrees.
   masks: tuple[Any, ...] = ()
   segments: tuple[tuple[Any, Any], ...] = ()
   lengths: tuple[tuple[Any, Any], ...] = ()
@@ -67,7 +68,7 @@ class Visible:
 
   @property
   def positions(self) -> tuple[Any, Any] | None:
-    """(`query_start`, `key_start`), or None where neither is given."""
+    """(`query_start`, `key_start`), or None if neither is given."""
     starts = self.query_start, self.key_start
     return None if all(x is None for x in starts) else starts
 
@@ -78,19 +79,18 @@ class Visible:
     return start, first if self.key_start is None else first + self.key_start
 
   def __and__(self, other: "Visible") -> "Visible":
-    """Both conditions, with the positions of the side that has some.
+    """Both conditions, with the starts of the side that has them.
 
     Raises:
-      ValueError: both sides have positions, and these differ.
+      ValueError: both sides have starts, and these differ.
     """
     lefts, rights = (self.left, other.left), (self.right, other.right)
-    own, others = self.positions, other.positions
-    starts = own or others or (None, None)
-    if others is not None and not all(map(_is_same, starts, others)):
+    starts = self.positions or other.positions or (None, None)
+    if other.positions and not all(map(_is_same, starts, other.positions)):
       raise ValueError(
         "visible: expected both sides of & to have the same query_start and "
-        f"key_start, got {own} and {others}; combine the conditions first and "
-        "set their positions once, by dataclasses.replace"
+        f"key_start, got {self.positions} and {other.positions}; combine the "
+        "conditions first and set their starts once, by dataclasses.replace"
       )
     return dataclasses.replace(
       self,
@@ -107,22 +107,22 @@ class Visible:
     )
 
   def with_lengths_masked(self, length: int, source_length: int) -> "Visible":
-    """The same without `lengths`, for T queries and S keys."""
-    found = dataclasses.replace(self, lengths=())
+    """Converts `lengths` to masks and segments, for T queries and S keys."""
+    visible = dataclasses.replace(self, lengths=())
     for queries, keys in self.lengths:
       if keys is not None:
-        found &= key_mask(jnp.arange(source_length)[None] < keys[:, None])
+        visible &= key_mask(jnp.arange(source_length)[None] < keys[:, None])
       if queries is not None:
-        # Queries beyond the length get a segment that no key has.
+        # Queries beyond the length get a segment id that no key has.
         ids = (jnp.arange(length)[None] >= queries[:, None]).astype(jnp.int32)
-        none = jnp.zeros((ids.shape[0], source_length), jnp.int32)
-        found &= segments(ids, none)
-    return found
+        key_ids = jnp.zeros((ids.shape[0], source_length), jnp.int32)
+        visible &= segments(ids, key_ids)
+    return visible
 
   def trace(
     self, shape: tuple[int, int, int, int], like: Any = ()
   ) -> "Visible":
-    """The same with its mods traced for tiles (B, N, C, D), see `traced_mask`."""
+    """Traces its mods for tiles (B, N, C, D); see `traced_mask`."""
     if not self.mods:
       return self
     mods = (mods_lib.traced_mask(mod, shape, like) for mod in self.mods)
@@ -131,7 +131,7 @@ class Visible:
   def span(
     self, start: Array | int, rows: int, source_length: int
   ) -> tuple[Array | int, Array | int]:
-    """The keys [lo, hi) that `rows` queries from number `start` on can see."""
+    """The keys [low, high) that `rows` queries from number `start` on can see."""
     start, first = self.places(start, 0)
     start = start - first
     low, high = 0, source_length
@@ -147,11 +147,11 @@ class Visible:
     rows: int,
     first: Array | int,
     width: int,
-    fresh: Array | int | None = None,
+    first_new: Array | int | None = None,
   ) -> Bool[Array, "#B #N #C #D"] | None:
     """The visible pairs of `rows` queries from `start` and `width` keys from `first`.
 
-    None is all. If `fresh` is given, keys before that number do not count.
+    None is all. If `first_new` is given, keys before that number are not visible.
     """
     places = self.places(start, first)
     keys = first + jnp.arange(width)
@@ -159,8 +159,8 @@ class Visible:
       places[0] + jnp.arange(rows)
     )[:, None]
     conditions = []
-    if fresh is not None:
-      conditions.append((keys >= fresh)[None, None, None])
+    if first_new is not None:
+      conditions.append((keys >= first_new)[None, None, None])
     if self.left is not None:
       conditions.append((distance >= -self.left)[None, None])
     if self.right is not None:
@@ -175,17 +175,17 @@ class Visible:
       conditions.append(query_ids == key_ids)
     for query_codes, key_codes, size, inside in self.bands:
       query_codes = cut(query_codes, start, rows)[:, None, :, None]
-      apart = query_codes - cut(key_codes, first, width)[:, None, None, :]
-      conditions.append(((apart >= 0) & (apart < size)) == inside)
+      offset = query_codes - cut(key_codes, first, width)[:, None, None, :]
+      conditions.append(((offset >= 0) & (offset < size)) == inside)
     for mod in self.mods:
       conditions.append(mod(*mod.indices(*places)))
     return functools.reduce(operator.and_, conditions) if conditions else None
 
-  def between(self, queries: Rows, keys: Rows) -> "Visible":
-    """The key masks, segments and sides for queries and keys of any positions.
+  def select(self, queries: Rows, keys: Rows) -> "Visible":
+    """The key masks, segments and sides for selected queries and keys.
 
-    `queries` and `keys` are pairs: a function that selects these queries, or keys, from
-    an array by position, and their positions, `[B, X]`.
+    `queries` and `keys` are pairs: a function that selects rows of an array
+    `[B, T, …]`, and the positions `[B, X]` of these rows.
     """
     (query_rows, query_positions), (key_rows, key_positions) = queries, keys
     batch, bands = key_positions.shape[0], ()
@@ -203,12 +203,9 @@ class Visible:
     )
 
   def readable(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"]:
-    """Keys or values, with zeros where they are masked for every query and head.
-
-    So not even a NaN in padding affects a product.
-    """
+    """Zeros keys or values that are masked for all queries and heads, even if NaN."""
     for mask in self.masks:
-      # XLA:CPU takes a hundred times longer for both axes in one reduction.
+      # XLA:CPU takes a hundred times longer to reduce both axes at once.
       any_head = functools.reduce(operator.or_, jnp.unstack(mask, axis=1))
       x = jnp.where(jnp.any(any_head, 1)[..., None, None], x, 0)
     return x
@@ -228,7 +225,7 @@ def causal() -> Visible:
 
 
 def window(left: int | None, right: int | None) -> Visible:
-  """A query sees keys from `left` before it to `right` after it.
+  """A query sees keys from `left` positions before it to `right` positions after it.
 
   A side of None sets no limit.
 
@@ -260,16 +257,16 @@ def lengths(
   query_lengths: Int[Array, "B"] | None = None,
   key_lengths: Int[Array, "B"] | None = None,
 ) -> Visible:
-  """Only the first queries and keys of each example count; the rest is padding.
+  """The first queries and keys of each example count; the others are padding.
 
-  They are `query_seq_lengths` and `key_value_seq_lengths` of
-  `jax.nn.dot_product_attention`: the output of other queries is 0. None is all of them.
+  The arguments are `query_seq_lengths` and `key_value_seq_lengths` of
+  `jax.nn.dot_product_attention`. The output of padding is 0. None means all positions.
 
   Raises:
     ValueError: one is neither None nor integers `[B]`.
   """
-  given = {"query_lengths": query_lengths, "key_lengths": key_lengths}
-  for name, x in given.items():
+  arguments = {"query_lengths": query_lengths, "key_lengths": key_lengths}
+  for name, x in arguments.items():
     if x is not None and (
       np.ndim(x) != 1 or not jnp.issubdtype(jnp.result_type(x), jnp.integer)
     ):
@@ -278,13 +275,13 @@ def lengths(
         f"{np.shape(x)}"
       )
   queries, keys = (
-    None if x is None else jnp.asarray(x) for x in given.values()
+    None if x is None else jnp.asarray(x) for x in arguments.values()
   )
   return Visible(lengths=((queries, keys),))
 
 
 def key_mask(mask: Bool[Array, "B S"]) -> Visible:
-  """No query sees a key where `mask` is False, and such a key never affects the output."""
+  """A query sees a key where `mask` is True; other keys never affect the output."""
   if mask.ndim != 2 or mask.dtype != jnp.bool_:
     raise ValueError(
       f"key_mask: expected bool [B, S], got {mask.dtype} {mask.shape}"
@@ -305,7 +302,7 @@ def pair_mask(mask: Bool[Array, "#B #N #T #S"]) -> Visible:
 def mask_mod(function: MaskMod, block_mask: BlockMask | None = None) -> Visible:
   """A query sees a key where `function(b, n, t, s)` is True.
 
-  The indices broadcast against `[B, N, T, S]`. A call visits only the blocks of
+  The indices broadcast to `[B, N, T, S]`. A call visits only the blocks in
   `block_mask`, from `make_block_mask(function, …)`, and uses its block size.
   """
   mod = mods_lib.untraced("mask_mod", function)
@@ -342,7 +339,7 @@ EVERY_PAIR = Visible()
 class VisibleOptions(TypedDict, total=False):
   """The keywords of attention functions for visibility.
 
-  The decorator makes one `Visible` of them, which the function gets.
+  The decorator converts them to one `Visible`, which it passes to the function.
   """
 
   mask: Bool[Array, "..."] | None
@@ -367,10 +364,10 @@ def visible_from_options(
   block_mask: BlockMask | None = None,
   visible: Visible | None = None,
 ) -> Visible:
-  """The `Visible` that the options of an attention function describe, checked.
+  """Checks the options of an attention function, and converts them to one `Visible`.
 
   Raises:
-    ValueError: one does not fit the query or the key.
+    ValueError: an option does not fit the query or the key.
   """
   batch, length, num_heads, _ = query.shape
   shape = (batch, num_heads, length, key.shape[1])
@@ -398,8 +395,8 @@ def visible_from_options(
         raise ValueError(f"{name}: expected [B] = ({batch},), got {x.shape}")
   visible = visible.with_lengths_masked(length, key.shape[1])
   arrays = {"query": query, "key": key}
-  for one in visible.masks:
-    checks.check_call({**arrays, "mask": one})
+  for mask in visible.masks:
+    checks.check_call({**arrays, "mask": mask})
   for ids in visible.segments:
     names = ("query_segment_ids", "key_segment_ids")
     checks.check_call({**arrays, **dict(zip(names, ids, strict=True))})
@@ -414,7 +411,7 @@ def _check_block_mask(
   """Checks that a block mask fits this call."""
   if not mask_mod:
     raise ValueError(
-      "block_mask: expected the mask_mod that it was made from, got None"
+      "block_mask: expected the mask_mod from which it was made, got None"
     )
   if (block_mask.length, block_mask.source_length) != shape[2:]:
     raise ValueError(

@@ -1,13 +1,13 @@
 """Windows with dilation, with global tokens and over sequence shards.
 
-A dilated window is a plain window in another order. The positions of one residue class
-r, t = i·d + r, see only keys of the same class, and within a class the window is a plain
-one over i. Reading `[B, T, N, H]` as `[B, T/d, d, N, H]` moves no data and makes the
-class an axis, over which `jax.vmap` runs. Where d does not divide T, the shorter classes
-are padded with keys that no query sees.
+Positions t = i·d + r of one residue class r see only keys of the same class, and within
+a class, a window of dilation d is a plain window over i. Reshaping `[B, T, N, H]` to
+`[B, T/d, d, N, H]` moves no data and makes the class an axis, over which `jax.vmap`
+maps. If d does not divide T, the shorter classes are padded with keys that no query
+sees.
 
-Near keys and global ones are disjoint sets, whose results are merged. In all functions
-`visible` has only key masks, segments and sides, and `logits` have no sinks.
+Window keys and global keys are disjoint sets, whose results are merged. In all
+functions, `visible` has only key masks, segments and sides, and `logits` have no sinks.
 """
 
 from functools import partial
@@ -41,16 +41,19 @@ def attend_to_window(
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
   """(out, lse) of a window, which may be dilated.
 
-  `sides` are (left, right) in steps of the dilation, as are the distances of tables;
-  `dilations` has one per query head. Options are those of `tiles.attend`.
+  `sides` are (left, right), counted in steps of the dilation like the distances of
+  tables. `dilations` has one number per query head. Other options are those of
+  `tiles.attend`.
   """
   length, source_length = query.shape[1], key.shape[1]
   longest = max(length, source_length)
-  # With a dilation longer than the sequence, a query sees only its own position.
+  # With a dilation as long as the sequence, a query sees only its own position.
   dilations = tuple(min(dilation, longest) for dilation in dilations)
   if len(set(dilations)) > 1:
     options |= {"sides": sides, "dilations": dilations}
-    return _by_dilation(query, key, value, visible, logits, rng, **options)
+    return _attend_with_dilations(
+      query, key, value, visible, logits, rng, **options
+    )
   dilation = dilations[0]
   left, right = (dilation * min(side, longest) for side in sides)
   limits: Any = visible & Visible(left=left, right=right)
@@ -58,14 +61,14 @@ def attend_to_window(
     return attend(query, key, value, limits, logits, dropout_rng=rng, **options)
 
   def attend_to_class(query, key, value, masks, segments, rng):
-    neighbours = Visible(
+    class_visible = Visible(
       masks=tuple(mask[:, None, None] for mask in masks),
       segments=segments,
       left=limits.left // dilation,
       right=limits.right // dilation,
     )
     return attend(
-      query, key, value, neighbours, logits, dropout_rng=rng, **options
+      query, key, value, class_visible, logits, dropout_rng=rng, **options
     )
 
   masks = [mask[:, 0, 0] for mask in visible.masks]
@@ -84,13 +87,13 @@ def attend_to_window(
   return out[:, :length], lse[:, :length]
 
 
-def _by_dilation(
+def _attend_with_dilations(
   query, key, value, visible, logits, rng, *, dilations, **options
 ) -> Any:
   """(out, lse) of heads with different dilations.
 
-  Tiles need equally many query heads for every key head, so a key head whose query
-  heads have different dilations takes part in several calls.
+  Tiles need the same number of query heads for every key head, so a key head whose
+  query heads have different dilations is in several calls.
   """
   calls: dict[tuple[int, int], list[Any]] = {}
   for kv_head, own in enumerate(np.reshape(dilations, (key.shape[2], -1))):
@@ -116,9 +119,10 @@ def _by_dilation(
       )
     )
     order.extend(heads)
-  back = np.argsort(order)
+  inverse = np.argsort(order)
   return tuple(
-    jnp.concatenate(x, axis=2)[:, :, back] for x in zip(*results, strict=True)
+    jnp.concatenate(x, axis=2)[:, :, inverse]
+    for x in zip(*results, strict=True)
   )
 
 
@@ -127,21 +131,21 @@ def _attend_to_shards(
 ):
   """(out, lse) of a window where each device has a shard of the sequence.
 
-  Every device receives the keys that its window reaches, and attends to the longer
-  sequence.
+  Every device receives the keys that its window reaches, and attends to the extended
+  shard.
   """
-  length, farthest = query.shape[1], max(options["dilations"])
-  # There are no devices further away.
-  elsewhere = (jax.lax.axis_size(axis_name) - 1) * length
+  length, dilation = query.shape[1], max(options["dilations"])
+  # A window reaches at most all other devices.
+  others = (jax.lax.axis_size(axis_name) - 1) * length
   left, right = (
-    min(side * farthest, elsewhere, elsewhere if limit is None else limit)
+    min(side * dilation, others, others if limit is None else limit)
     for side, limit in zip(
       options["sides"], (visible.left, visible.right), strict=True
     )
   )
 
-  def with_halo(x):
-    return sharding.with_halo(x, left, right, axis_name)
+  def extend(x):
+    return sharding.exchange_halo(x, left, right, axis_name)
 
   def pad(x):
     return jnp.pad(x, [(0, 0), (left, right), *[(0, 0)] * (x.ndim - 2)])
@@ -149,14 +153,14 @@ def _attend_to_shards(
   keep = jnp.ones(key.shape[:2], bool)
   for mask in visible.masks:
     keep &= mask[:, 0, 0]
-  stretch = Visible(
-    masks=(with_halo(keep)[:, None, None],),
-    segments=tuple((pad(x), with_halo(y)) for x, y in visible.segments),
+  extended = Visible(
+    masks=(extend(keep)[:, None, None],),
+    segments=tuple((pad(x), extend(y)) for x, y in visible.segments),
     left=visible.left,
     right=visible.right,
   )
-  arrays = pad(query), with_halo(key), with_halo(value)
-  results = attend_to_window(*arrays, stretch, logits, rng, **options)
+  arrays = pad(query), extend(key), extend(value)
+  results = attend_to_window(*arrays, extended, logits, rng, **options)
   return tuple(x[:, left : left + length] for x in results)
 
 
@@ -177,71 +181,73 @@ def attend_to_union(
   """(out, lse) of a window and global tokens.
 
   `global_qkv` has the global queries, and the keys and values that they attend to.
-  `window` has arguments of `attend_to_window`. With `axis_name`, each device has a shard
-  of the sequence.
+  `window` has arguments of `attend_to_window`. With `axis_name`, each device has a
+  shard of the sequence.
   """
-  near: Any = attend_to_window
+  local: Any = attend_to_window
   if axis_name is not None:
-    near = partial(_attend_to_shards, axis_name=axis_name)
-  near = partial(near, logits=logits, dropout_rate=dropout_rate, **window)
+    local = partial(_attend_to_shards, axis_name=axis_name)
+  local = partial(local, logits=logits, dropout_rate=dropout_rate, **window)
   if global_indices is None or global_indices.shape[1] == 0:
-    return near(query, key, value, visible, rng=dropout_rng)
+    return local(query, key, value, visible, rng=dropout_rng)
   rngs: Any = (None,) * 3
   if dropout_rng is not None:
     rngs = dropout.split(dropout_rng, 3)
 
   length = query.shape[1]
-  start, whole = 0, length
+  start, total_length = 0, length
   if axis_name is not None:
     start = jax.lax.axis_index(axis_name) * length
-    whole = jax.lax.axis_size(axis_name) * length
+    total_length = jax.lax.axis_size(axis_name) * length
   index = jnp.sort(global_indices, axis=1)
-  is_token = (index >= 0) & (index < whole)
+  is_token = (index >= 0) & (index < total_length)
   is_token &= jnp.diff(index, prepend=-1) != 0
-  slots = index - start
-  is_here = is_token & (slots >= 0) & (slots < length)
-  # Tokens of other devices, and invalid ones, get distinct places beyond T.
-  slots = jnp.where(is_here, slots, length + jnp.arange(slots.shape[1])[None])
+  local_index = index - start
+  is_local = is_token & (local_index >= 0) & (local_index < length)
+  # Tokens of other devices, and invalid ones, get distinct indices beyond T.
+  local_index = jnp.where(
+    is_local, local_index, length + jnp.arange(index.shape[1])[None]
+  )
 
-  def rows(x):
-    """The rows of `x` at the global tokens, from any device; arbitrary for no token."""
-    taken = layout.rows_at(x, slots)
+  def global_rows(x):
+    """The rows of global tokens, from any device; arbitrary for invalid indices."""
+    rows = layout.rows_at(x, local_index)
     if axis_name is None:
-      return taken
-    is_own = is_here.reshape(*is_here.shape, *[1] * (x.ndim - 2))
-    taken = jax.lax.psum(jnp.where(is_own, taken, 0), axis_name)
-    return taken.astype(x.dtype)
+      return rows
+    is_own = is_local.reshape(*is_local.shape, *[1] * (x.ndim - 2))
+    rows = jax.lax.psum(jnp.where(is_own, rows, 0), axis_name)
+    return rows.astype(x.dtype)
 
   @jax.vmap
-  def put(x, rows, slots):
-    """`x` with the rows of the tokens replaced."""
-    return x.at[slots].set(rows, mode="drop", unique_indices=True)
+  def put(x, rows, index):
+    """Replaces the rows of `x` at the global tokens."""
+    return x.at[index].set(rows, mode="drop", unique_indices=True)
 
-  def attended(query, key, value, visible, rng):
+  def attend_exactly(query, key, value, visible, rng):
     options = {"dropout_rate": dropout_rate, "dropout_rng": rng}
     return attend(query, key, value, visible, logits, **options)
 
   positions = jnp.broadcast_to(start + jnp.arange(length), query.shape[:2])
-  here, there = (lambda x: x, positions), (rows, index)
-  # First the window's keys without global ones, then the global ones.
-  is_other = put(jnp.ones_like(positions, bool), ~is_here, slots)
+  all_rows, tokens = (lambda x: x, positions), (global_rows, index)
+  # All queries attend to the window's keys without global ones, and to global keys.
+  is_other = put(jnp.ones_like(positions, bool), ~is_local, local_index)
   out, lse = merge(
-    near(query, key, value, visible & key_mask(is_other), rng=rngs[0]),
-    attended(
+    local(query, key, value, visible & key_mask(is_other), rng=rngs[0]),
+    attend_exactly(
       query,
-      rows(key),
-      rows(value),
-      visible.between(here, there) & key_mask(is_token),
+      global_rows(key),
+      global_rows(value),
+      visible.select(all_rows, tokens) & key_mask(is_token),
       rngs[1],
     ),
   )
-  # Global queries see all keys; their rows replace those of the window.
+  # Global queries attend to all keys; their results replace those of the window.
   query, key, value = global_qkv or (query, key, value)
-  seeing = visible.between(there, here)
-  results = attended(rows(query), key, value, seeing, rngs[2])
+  visible = visible.select(tokens, all_rows)
+  results = attend_exactly(global_rows(query), key, value, visible, rngs[2])
   if axis_name is not None:
-    results = sharding.merged_over(axis_name, *results)
-  return put(out, results[0], slots), put(lse, results[1], slots)
+    results = sharding.merge_over_devices(axis_name, *results)
+  return put(out, results[0], local_index), put(lse, results[1], local_index)
 
 
 def check_globals(
@@ -252,20 +258,20 @@ def check_globals(
   value: Float[Array, "B S K V"],
   logits: Logits,
 ) -> None:
-  """Checks the two arguments for global tokens."""
+  """Checks the arguments for global tokens."""
   if global_indices is None:
     if global_qkv is not None:
       raise ValueError(
-        "global_qkv: expected global_indices as well, got None; it projects "
-        "the tokens at these indices"
+        "global_qkv: expected global_indices as well, got None; it holds "
+        "projections of the tokens at these indices"
       )
     return
   tables = logits.relative_bias, logits.relative_keys, logits.relative_queries
   if any(table is not None for table in tables):
     raise ValueError(
       "global_indices: expected None with relative_bias, relative_keys or "
-      "relative_queries, which are indexed by the place in the window; a global "
-      "key has none"
+      "relative_queries, which are indexed by the distance in the window, but a "
+      "global key may have any distance"
     )
   is_integer = jnp.issubdtype(global_indices.dtype, jnp.integer)
   if (
@@ -280,7 +286,8 @@ def check_globals(
   if query.shape[1] != key.shape[1]:
     raise ValueError(
       "global_indices: expected query and key of one sequence, got lengths "
-      f"{query.shape[1]} and {key.shape[1]}; use dense attention across"
+      f"{query.shape[1]} and {key.shape[1]}; use dense attention for "
+      "cross-attention"
     )
   expected = [x.shape for x in (query, key, value)]
   got = [x.shape for x in global_qkv or (query, key, value)]

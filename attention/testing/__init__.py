@@ -4,9 +4,9 @@
 mechanisms of this library satisfy. `CHECKS` lists the checks, so that a test suite can
 run each of them as a separate test.
 
-`check_function(function)` checks any attention function, of any library, against the
-laws that need no definition, `FUNCTION_LAWS`. `python -m attention.testing` does so on
-the command line.
+`check_function(function)` checks an attention function of any library against
+`FUNCTION_LAWS`, the laws that need no definition. `python -m attention.testing` does
+the same on the command line.
 """
 
 from attention.testing.calls import Case, assert_close

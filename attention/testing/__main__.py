@@ -1,11 +1,11 @@
-"""Judges an attention function: which laws it keeps, and how to see those it breaks.
+"""Checks an attention function against laws, and reproduces those that it breaks.
 
     python -m attention.testing jax.nn:dot_product_attention
     python -m attention.testing my_module:attention --layout=BNTH --names=mask=valid
 
-The function takes query, key and value, and whichever options it has. A module or a
-layer is named as `attention.testing.modules` makes it. The exit code is 1 if a law is
-broken, and 2 if the function cannot be called.
+The function takes query, key, value and options. `attention.testing.modules` turns
+modules and layers into such functions. The exit code is 1 if a law is broken, and 2 if
+the function cannot be called.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from attention.testing.function import (
 
 
 def main() -> int:
-  """Parses the command line, runs the laws, prints the table."""
+  """Parses the command line, runs the laws and prints a table of outcomes."""
   flags = _parser().parse_args()
   jax.config.update("jax_num_cpu_devices", 2)  # For `shard_map`.
   sys.path.insert(0, "")
@@ -59,10 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     "--names",
     type=_names,
     metavar="OPTION=NAME,…",
-    help=f"the function's own names of {', '.join(OPTIONS)}; "
-    "an empty name says that it lacks the option",
+    help=f"the function's own names for {', '.join(OPTIONS)}; "
+    "an empty name means that it has no such option",
   )
-  add("--causal", choices=("always", "never"), help="where no option decides")
+  add("--causal", choices=("always", "never"), help="if no option decides")
   add("--heads", type=int, default=4)
   add("--head-dim", type=int, default=8)
   add("--lengths", type=_sizes, default=(13, 131), metavar="T,…")
@@ -86,16 +86,16 @@ def _function(flags: argparse.Namespace) -> Function:
   module, _, name = flags.function.partition(":")
   if not name:
     raise ValueError("expected PACKAGE.MODULE:FUNCTION")
-  found: Any = importlib.import_module(module)
-  for part in name.split("."):
-    found = getattr(found, part)
-  if isinstance(found, Function):
-    return found
-  if not callable(found):
-    raise ValueError(f"expected a function, got {type(found).__name__}")
+  call: Any = importlib.import_module(module)
+  for attribute in name.split("."):
+    call = getattr(call, attribute)
+  if isinstance(call, Function):
+    return call
+  if not callable(call):
+    raise ValueError(f"expected a function, got {type(call).__name__}")
   is_causal = None if flags.causal is None else flags.causal == "always"
   function = Function(
-    found,
+    call,
     flags.function,
     flags.layout,
     is_causal=is_causal,
@@ -116,9 +116,11 @@ def _print(function: Function, outcomes: list[Outcome]) -> None:
   )
   width = max(len(x.law) for x in outcomes)
   for x in outcomes:
-    words = {"kept": "kept", "none": f"does not apply: {x.reason}"}
-    told = words.get(x.status) or f"BROKEN at T = {x.length}: {magnitude(x)}"
-    print(f"{x.law:{width}}  {told}")
+    if x.status == "broken":
+      result = f"BROKEN at T = {x.length}: {magnitude(x)}"
+    else:
+      result = "kept" if x.status == "kept" else f"does not apply: {x.reason}"
+    print(f"{x.law:{width}}  {result}")
   broken = [x for x in outcomes if x.status == "broken"]
   counts = [sum(x.status == y for x in outcomes) for y in ("kept", "none")]
   print(

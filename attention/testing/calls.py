@@ -1,4 +1,4 @@
-"""Random calls, and comparisons of their results."""
+"""Random calls of mechanisms, and comparisons of their results."""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -10,12 +10,11 @@ from attention.mechanism import Dims
 
 
 class Case(NamedTuple):
-  """The sizes and the options of a random call, which `draw` makes.
+  """The sizes and the options of a random call.
 
-  Options are named as in `supports`. Further options are 'scale', 'global_qkv', the
+  Options have the names of `supports`. Other options are 'scale', 'global_qkv', the
   single tables of 'relative', 'relative_keys_by_head', 'relative_queries_by_head' and
-  'sinks_by_query'.
-  The sizes are T, S (None is T), K, V, B, N and H.
+  'sinks_by_query'. The sizes are T, S (None is T), K, V, B, N and H.
   """
 
   options: tuple[str, ...] = ()
@@ -34,25 +33,25 @@ class Case(NamedTuple):
 
   @property
   def dims(self) -> Dims:
-    """The sizes from which a mechanism makes its variables."""
+    """The sizes from which a mechanism initialises its variables."""
     N, K, H = self.num_heads, self.num_kv_heads, self.head_dim
     # Longer than most calls, so that Linformer uses only its first rows.
     return Dims(N, K, H, max(self.keys, 16), K * H)
 
   def limited(self, supports: Collection[str]) -> "Case":
-    """The case without options that a mechanism does not support."""
+    """Returns the case without options that a mechanism does not support."""
     known = {"scale", *supports}
-    kept = [x for x in self.options if {x, x.split("_")[0]} & known]
-    return self._replace(options=tuple(kept))
+    options = [x for x in self.options if {x, x.split("_")[0]} & known]
+    return self._replace(options=tuple(options))
 
   def __str__(self) -> str:
     shape = f"T{self.length}S{self.keys}K{self.num_kv_heads}V{self.value_dim}"
     return "-".join([shape, *self.options])
 
   def draw(self, seed: int = 0) -> tuple[list, dict[str, Any]]:
-    """Returns `[query, key, value]` and the options of the call.
+    """Draws `[query, key, value]` and the options of the call.
 
-    The arrays are read-only: a program that still runs may read them in place.
+    The arrays are read-only, because programs that are still running may read them.
     """
     rng = np.random.default_rng(seed)
     B, T, S = self.batch, self.length, self.keys
@@ -73,7 +72,7 @@ class Case(NamedTuple):
     def segments(length):
       return np.sort(rng.integers(0, 3, (B, length)))
 
-    made = {
+    draw_option = {
       "causal": lambda: {"is_causal": True},
       "scale": lambda: {"scale": 0.2},
       "mask": lambda: {"mask": rng.random((B, 1, 1, S)) < 0.7},
@@ -103,7 +102,7 @@ class Case(NamedTuple):
     }
     arrays, call = qkv(), {}
     for option in self.options:
-      call |= made[option]()
+      call |= draw_option[option]()
     for x in jax.tree.leaves((arrays, call)):
       if isinstance(x, np.ndarray):
         x.setflags(write=False)
@@ -118,7 +117,7 @@ LONG_CAUSAL = Case(
 """Longer than a block, so that states and windows cross block boundaries."""
 
 
-# Not `assert`, which `python -O` removes and only pytest explains.
+# Not an `assert`, which `python -O` removes and only pytest explains.
 def require(condition: Any, message: str) -> None:
   """Raises AssertionError with `message` unless `condition` holds."""
   if not condition:
@@ -133,17 +132,17 @@ def assert_close(
   The AssertionError refers to `got` by its `name`.
   """
   got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-  told = f"{name} has shape {got.shape}, expected {expected.shape}"
-  require(got.shape == expected.shape, told)
+  message = f"{name} has shape {got.shape}, expected {expected.shape}"
+  require(got.shape == expected.shape, message)
   require(np.isfinite(got).all(), f"{name} is not finite")
   error, scale = np.abs(got - expected).max(), np.abs(expected).max()
   if error > tolerance * scale:
-    where = np.unravel_index(np.abs(got - expected).argmax(), got.shape)
+    index = np.unravel_index(np.abs(got - expected).argmax(), got.shape)
     raise AssertionError(
       f"{name} is off by {error:.2e}, which is {error / scale:.1e} of the "
       f"largest expected value and may be {tolerance:.0e}; at "
-      f"{tuple(map(int, where))} it is {got[where]:.6g} and should be "
-      f"{expected[where]:.6g}"
+      f"{tuple(map(int, index))} it is {got[index]:.6g} and should be "
+      f"{expected[index]:.6g}"
     )
 
 
@@ -151,5 +150,5 @@ def assert_same_bits(got: Any, expected: Any, message: str) -> None:
   """Raises with `message` and the difference unless two arrays are equal."""
   got, expected = np.asarray(got), np.asarray(expected)
   if not np.array_equal(got, expected):
-    moved = np.abs(np.float64(got) - np.float64(expected)).max()
-    raise AssertionError(f"{message}, by up to {moved:.2e}")
+    difference = np.abs(np.float64(got) - np.float64(expected)).max()
+    raise AssertionError(f"{message}, by up to {difference:.2e}")

@@ -1,4 +1,4 @@
-"""The contract as a list of checks, and `check_mechanism`, which runs them."""
+"""The contract, a list of checks, and `check_mechanism`, which runs them."""
 
 from collections.abc import Callable, Mapping, Sequence
 import inspect
@@ -48,11 +48,11 @@ def check_mechanism(
   Args:
     factory: `(**options) -> Attention`.
     definition: `(variables, query, key, value, **call) -> out`, the formula of the
-      mechanism in float64 NumPy. It gets the variables of `init`, where noise is added
-      to constant ones, and the options of a call, with all floating-point arrays in
+      mechanism in float64 NumPy. It gets the variables of `init`, with noise added to
+      constant ones, and the options of a call, with all floating-point arrays in
       float64. The inputs of the mechanism's `gates` are the keys, as `[B, T, K·H]`. A
-      mechanism whose query is its key ('shared_qk') gets no `key`, and for a mechanism
-      that makes its own keys ('own_keys') decoding has no `value`.
+      mechanism whose query is its key ('shared_qk') gets no `key`, and if a mechanism
+      computes its own keys ('own_keys'), decoding has no `value`.
       `attention.definitions` has the definitions of the mechanisms in this library.
     options: hyperparameters for the factory; None means its defaults.
     normalised: whether the rows of the attention matrix sum to 1.
@@ -61,24 +61,24 @@ def check_mechanism(
       False if the pattern depends on the length.
     past_error: the largest effect of later positions on earlier results; above 0 only
       for a mechanism that may add the same terms in another order.
-    bounded: whether results stay near the values for queries and keys of any length;
-      False for an unnormalised sum of values, as in a recurrence.
+    bounded: whether results are of the size of the values for queries and keys of any
+      norm; False for an unnormalised sum of values, as in a recurrence.
     one_matrix: whether the result is one matrix times the values; False if each channel
-      of a value has its own weights, or if other values are read as well.
-    cache: 'length' if the decode cache must grow with max_length and be refused when it
-      is full, 'nothing' if it must not grow; None allows both.
+      of a value has its own weights, or if the result depends on other values.
+    cache: 'length' if the cache must grow with max_length and decoding with a full
+      cache must raise, 'nothing' if the cache must not grow; None allows both.
 
   Raises:
     AssertionError: at least one check failed; the message lists each of them with the
       difference and advice.
-    ValueError: `factory` does not make a mechanism, or a hyperparameter without default
-      is missing in `options`.
+    ValueError: `factory` does not return a mechanism, or `options` lacks a
+      hyperparameter without default.
 
   Cost: compiles about twenty-five small programs, half a minute on one core.
   """
   is_function = callable(factory) and not isinstance(factory, Attention)
-  takes = [*inspect.signature(factory).parameters] if is_function else []
-  if not is_function or takes[:1] in (["query"], ["q"]):
+  parameters = [*inspect.signature(factory).parameters] if is_function else []
+  if not is_function or parameters[:1] in (["query"], ["q"]):
     got = getattr(factory, "__name__", type(factory).__name__)
     raise ValueError(
       f"factory: expected a function that returns an attention.Attention, got {got}"
@@ -91,8 +91,8 @@ def check_mechanism(
       f"default, got {options}"
     )
   __tracebackhide__ = True  # pytest shows the message first.
-  facts = normalised, sparse, pads, past_error, bounded, one_matrix, cache
-  mechanism = Mechanism(factory, definition, options, *facts)
+  properties = normalised, sparse, pads, past_error, bounded, one_matrix, cache
+  mechanism = Mechanism(factory, definition, options, *properties)
   checks = [check for check in CHECKS if check.applies(mechanism)]
   failed = []
   for check in checks:
@@ -109,28 +109,28 @@ def _report(
   failed: Sequence[tuple[Check, Exception]],
   total: int,
 ) -> str:
-  """One paragraph per distinct failure, in the order of `CHECKS`."""
-  alike: dict[str, list[tuple[Check, str]]] = {}
+  """Formats one paragraph per distinct failure, in the order of `CHECKS`."""
+  failures: dict[str, list[tuple[Check, str]]] = {}
   for check, error in failed:
-    message, place = str(error), _place(mechanism, error)
-    if place:
-      message = f"{type(error).__name__}: {message}\n{place}"
-    # Errors raised at one line are one fault, even if their messages differ.
-    fault = place or f"{message} {check.advice}"
+    message, location = str(error), _location(mechanism, error)
+    if location:
+      message = f"{type(error).__name__}: {message}\n{location}"
+    # Errors that are raised at one line are one failure, even if their messages differ.
+    failure = location or f"{message} {check.advice}"
     if "jax_numpy_rank_promotion" in message:
-      fault = _RANKS
-    alike.setdefault(fault, []).append((check, message))
+      failure = _RANKS
+    failures.setdefault(failure, []).append((check, message))
   lines = [
     f"{mechanism} fails {len(failed)} of {total} checks of the contract."
   ]
-  for fault, checks in alike.items():
+  for failure, checks in failures.items():
     advice = {check.advice for check, _ in checks}
     contract = advice.pop() if len(advice) == 1 else _RAISES
     lines += [
       "",
       ", ".join(check.name for check, _ in checks),
       "  found: " + textwrap.indent(checks[0][1], "    ").strip(),
-      f"  contract: {_RANKS if fault == _RANKS else contract}",
+      f"  contract: {_RANKS if failure == _RANKS else contract}",
     ]
   return "\n".join(lines)
 
@@ -142,8 +142,8 @@ _RANKS = (
 )
 
 
-def _place(mechanism: Mechanism, error: Exception) -> str:
-  """The line that raised an error, if possible in the file of the factory."""
+def _location(mechanism: Mechanism, error: Exception) -> str:
+  """The line that raised an error, in the file of the factory if possible."""
   if isinstance(error, AssertionError):
     return ""
   here = str(pathlib.Path(__file__).parent)

@@ -1,4 +1,4 @@
-"""Decoding one position at a time equals the causal call."""
+"""Laws of decoding: one position after another, it equals the causal call."""
 
 import functools
 from typing import Any
@@ -22,7 +22,7 @@ _CASE = Case(length=_LENGTH, value_dim=5)
 def _start(
   mechanism: Mechanism, case: Case = _CASE, dtype: Any = np.float32
 ) -> tuple[Any, Any, list, dict[str, Any]]:
-  """Variables, an empty cache, query, key and value, options of the call."""
+  """Returns variables, an empty cache, query, key and value, and options."""
   case = mechanism.limited(case)
   qkv, call = mechanism.draw(case)
   if "own_keys" in mechanism.supports:
@@ -35,13 +35,13 @@ def _start(
 
 
 def _causal(mechanism, variables, qkv, **call):
-  """The result of the definition for the causal call on the whole sequence."""
+  """Evaluates the definition for the causal call on the whole sequence."""
   return mechanism.define(variables, qkv, is_causal=True, **call)
 
 
 @functools.lru_cache(maxsize=2)
 def _step(mechanism):
-  """Jitted decoding of one position, and a list that grows with each trace."""
+  """The compiled decoding of one position, and a list that grows with each trace."""
   traces = []
 
   @jax.jit
@@ -66,13 +66,13 @@ def _steps(mechanism, variables, cache, qkv):
 def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
   """Decoding in `jax.lax.scan` must equal the causal call.
 
-  Also with relative_bias, relative_keys and relative_queries, and with score_mod and
-  mask_mod, if `supports` has them; in these functions t is the position, and s is the
-  position of the key in each slot of the cache. Values have the width
+  This also holds with relative_bias, relative_keys and relative_queries, and with
+  score_mod and mask_mod, if `supports` has them; in these functions, t is the position
+  of the query, and s are the positions of the keys in the cache. Values have the width
   `Dims.value_dim`. Every leaf of the cache has a leading axis B, and its shape and
-  dtype do not change. Frequent causes: the new key is written to a neighbouring slot,
-  empty slots are not masked, query head n does not read key head n // (N/K), an
-  example depends on others of its batch.
+  dtype do not change. Frequent causes: the new key is written to a neighbouring row of
+  the cache, empty rows are not masked, query head n does not use key head n // (N/K),
+  or an example depends on others of its batch.
   """
   names = (
     "relative_bias",
@@ -98,13 +98,13 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
     call = options(jnp.asarray(table))
     call |= {name: jnp.asarray(x) for name, x in tables.items()}
 
-    def step(cache, at):
-      at = mechanism.three([x[:, None] for x in at])
-      out, cache = run(variables, cache, *at, **call)
+    def step(cache, position):
+      arrays = mechanism.three([x[:, None] for x in position])
+      out, cache = run(variables, cache, *arrays, **call)
       return cache, out[:, 0]
 
-    in_time = [jnp.moveaxis(x, 1, 0) for x in qkv]
-    cache, outs = jax.lax.scan(step, cache, in_time)
+    positions = [jnp.moveaxis(x, 1, 0) for x in qkv]
+    cache, outs = jax.lax.scan(step, cache, positions)
     return jnp.moveaxis(outs, 0, 1), cache
 
   out, after = decode(variables, cache, qkv)
@@ -117,9 +117,11 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
     "decode returns a cache of another structure than it got",
   )
   changed = [np.stack([x[0], np.full_like(x[1], 1e4)]) for x in qkv]
-  moved, _ = decode(variables, cache, changed)
+  changed_out, _ = decode(variables, cache, changed)
   assert_same_bits(
-    moved[0], out[0], "example 0 changes when example 1 of the batch does"
+    changed_out[0],
+    out[0],
+    "example 0 changes when example 1 of the batch does",
   )
 
 
@@ -137,13 +139,15 @@ def decoding_is_compiled_once(mechanism: Mechanism) -> None:
     variables, cache, qkv, _ = _start(mechanism, case, dtype)
     before = len(traces)
     out, _ = _steps(mechanism, variables, cache, qkv)
-    wanted = jnp.dtype(dtype)
-    told = f"the result is {out.dtype}, expected the dtype of query, {wanted}"
-    require(out.dtype == wanted, told)
+    require(
+      out.dtype == jnp.dtype(dtype),
+      f"the result is {out.dtype}, expected the dtype of query, "
+      f"{jnp.dtype(dtype)}",
+    )
     assert_close(out, _causal(mechanism, variables, qkv), tolerance)
     count = len(traces) - before
-    told = f"{_LENGTH} steps were traced {count} times, expected once"
-    require(count <= 1, told)
+    message = f"{_LENGTH} steps were traced {count} times, expected once"
+    require(count <= 1, message)
 
 
 @law("decode")
@@ -171,9 +175,9 @@ def decoding_from_gathered_caches(mechanism: Mechanism) -> None:
 
 @law("decode", where=lambda mechanism: mechanism.record.prefill is not None)
 def decoding_from_a_prompt(mechanism: Mechanism) -> None:
-  """`prefill` must make the cache that decoding position after position makes.
+  """`prefill` must fill the cache as decoding position after position does.
 
-  An example has its own length. What lies beyond it is not a token and may be NaN.
+  Each example has its own length. Positions beyond it are no tokens and may be NaN.
   """
   variables, empty, qkv, _ = _start(mechanism)
   expected = _causal(mechanism, variables, qkv)
@@ -190,17 +194,17 @@ def decoding_from_a_prompt(mechanism: Mechanism) -> None:
     at = (lengths[:, None] + np.arange(4))[..., None, None]
     rest = [np.take_along_axis(x, at, axis=1) for x in qkv]
     out, _ = _steps(mechanism, variables, cache, rest)
-    wanted = np.take_along_axis(expected, at, axis=1)
-    assert_close(out, wanted, 1e-5, f"after prompts of {lengths}")
+    rest_expected = np.take_along_axis(expected, at, axis=1)
+    assert_close(out, rest_expected, 1e-5, f"after prompts of {lengths}")
 
 
 @law("decode", where=lambda mechanism: mechanism.cache == "length")
 def decoding_past_the_end(mechanism: Mechanism) -> None:
-  """Decoding with a full cache must raise ValueError that names the cache.
+  """Decoding with a full cache must raise a ValueError that names the cache.
 
-  Where the index is traced, the result must be NaN for the example whose cache is
-  full, and for no other. A factory decorated with `attention_factory` does both for a
-  cache with `grows = True`.
+  If the index is traced, the result must be NaN for examples whose cache is full, and
+  for no others. A factory decorated with `attention_factory` does both for a cache with
+  `grows = True`.
   """
   variables, empty, qkv, _ = _start(mechanism)
   expected = _causal(mechanism, variables, qkv)
@@ -221,9 +225,9 @@ def decoding_past_the_end(mechanism: Mechanism) -> None:
 
 @law("decode")
 def decoding_cache_size(mechanism: Mechanism) -> None:
-  """A cache must grow by as many bytes for each of max_length positions, or not at all.
+  """A cache must grow by the same number of bytes for each position, or not at all.
 
-  cache='length' or cache='nothing' says which one is meant.
+  cache='length' or cache='nothing' declares which of the two holds.
   """
   dims = Case(length=512).dims
   variables = mechanism.variables(dims)
@@ -233,7 +237,7 @@ def decoding_cache_size(mechanism: Mechanism) -> None:
     cache = jax.eval_shape(
       lambda: mechanism.decoder("init_cache")(variables, *sizes)
     )
-    # The positions are counted apart: 4 bytes an example in any case.
+    # Without the positions, which are 4 bytes per example in any case.
     leaves = [x for x in jax.tree.leaves(cache) if x.dtype != jnp.int32]
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
@@ -244,6 +248,6 @@ def decoding_cache_size(mechanism: Mechanism) -> None:
   fits[None] = any(fits.values())
   require(
     fits[mechanism.cache],
-    f"the cache takes these bytes for each max_length: {sizes}, expected growth "
+    f"the cache has these bytes for each max_length: {sizes}, expected growth "
     f"with {mechanism.cache or 'the length or with nothing'}",
   )

@@ -6,8 +6,8 @@
     def test_attention(law):
       check_function(my_attention, laws=[law])
 
-`Function` finds the options of a callable by its signature. `run_laws` returns what
-holds; `check_function` raises for what does not. On the command line:
+`Function` finds the options of a callable in its signature. `run_laws` returns the
+outcome of each law; `check_function` raises if a law is broken. On the command line:
 `python -m attention.testing jax.nn:dot_product_attention`.
 """
 
@@ -40,7 +40,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "return_final_state",
   ),
 }
-"""Option of the laws -> the names that libraries give it."""
+"""Maps each option of the laws to the names that it has in libraries."""
 
 Layout = Literal["BTNH", "BNTH"]
 
@@ -51,11 +51,12 @@ class Function:
 
   Attributes:
     call: `(query, key, value, **options) -> out`, or `(out, state)` with
-      `return_state`. A further required argument, such as a gate, needs a function of
-      your own around it that computes it from the key.
-    path: where it is imported from, `package.module:name`, for reproductions.
-    layout: order of the axes of its arrays.
-    names: option of the laws -> its own name; None to find them in the signature.
+      `return_state`. If it requires more arguments, such as a gate, wrap it in a
+      function that computes them from the key.
+    path: its import path `package.module:name`, for reproductions.
+    layout: the order of the axes of its arrays.
+    names: maps options of the laws to their names in `call`; None finds them in the
+      signature.
     is_causal: whether every call is causal; None if an option decides, or if the laws
       have to find out.
     num_heads: N.
@@ -72,15 +73,15 @@ class Function:
 
   @functools.cached_property
   def own_names(self) -> Mapping[str, str]:
-    """Option of the laws -> its name in the signature of `call`."""
+    """Maps options of the laws to their names in the signature of `call`."""
     if self.names is not None:
       return self.names
-    taken = _parameters(self.call)
+    parameters = _parameters(self.call)
     return {
       option: name
       for option, names in OPTIONS.items()
       for name in names
-      if name in taken
+      if name in parameters
     }
 
   @functools.cached_property
@@ -92,7 +93,7 @@ class Function:
     return frozenset(own)
 
   def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """Calls with the layout and the option names of the laws."""
+    """Calls the function, with the layout and the option names of the laws."""
     named = {
       self.own_names[name]: _array(x)
       for option, x in options.items()
@@ -108,13 +109,13 @@ class Function:
     return jnp.swapaxes(x, 1, 2) if self.layout == "BNTH" else x
 
   def draw(self, length: int) -> list[np.ndarray]:
-    """Query, key and value of a length, of two examples."""
+    """Draws query, key and value of a length, for two examples."""
     shape = 3, 2, length, self.num_heads, self.head_dim
     return [*np.random.default_rng(0).standard_normal(shape, np.float32)]
 
   @functools.cached_property
   def modes(self) -> tuple[bool, ...]:
-    """Whether its calls are causal: both if an option decides."""
+    """Whether its calls are causal; both values if an option decides."""
     if self.is_causal is not None:
       return (self.is_causal,)
     if "is_causal" in self.options:
@@ -124,16 +125,16 @@ class Function:
     query, key, value = self.draw(7)
     out = np.asarray(self(query, key, value))
     key[:, 1:], value[:, 1:] = 0.5 * key[:, 1:], 0.5 * value[:, 1:]
-    same = np.allclose(self(query, key, value)[:, 0], out[:, 0], atol=1e-6)
-    return (bool(same),)
+    is_same = np.allclose(self(query, key, value)[:, 0], out[:, 0], atol=1e-6)
+    return (bool(is_same),)
 
   @property
   def chooses(self) -> bool:
-    """Whether an option decides if a call is causal."""
+    """Whether an option determines if a call is causal."""
     return "is_causal" in self.options and self.is_causal is None
 
   def bound(self, mode: bool) -> Callable[..., Any]:
-    """The function that a law gets for causal or other calls."""
+    """The function that laws get for causal calls or for non-causal calls."""
     return functools.partial(self, is_causal=mode) if self.chooses else self
 
 
@@ -144,10 +145,11 @@ class Outcome(NamedTuple):
     law: the name of the law.
     status: 'kept', 'broken', or 'none' if the law does not apply.
     reason: why it does not apply, or the error that breaks it.
-    difference: the largest, relative to the largest expected value; infinite for NaN.
-    length: T of the smallest call that shows it.
+    difference: the largest difference, relative to the largest expected value; infinite
+      for NaN.
+    length: T of the smallest call that breaks it.
     is_causal: whether that call is causal.
-    reproduction: lines of Python that show it.
+    reproduction: a Python program that shows the difference.
   """
 
   law: str
@@ -169,7 +171,7 @@ def run_laws(
   Args:
     function: the function.
     laws: names in `FUNCTION_LAWS`; None means all.
-    lengths: T. Where a law is broken, the smallest T that shows it is searched for.
+    lengths: T. If a law is broken, the smallest T that breaks it is searched for.
 
   Returns:
     One outcome per law.
@@ -218,7 +220,7 @@ def check_function(
 
 
 def describe(outcome: Outcome) -> str:
-  """A broken law in words: its statement, by how much, and how to see it."""
+  """Describes a broken law: its statement, the difference and the reproduction."""
   lines = outcome.reproduction.replace("\n", "\n    ")
   return (
     f"{outcome.law}: {FUNCTION_LAWS[outcome.law].statement}\n"
@@ -227,7 +229,7 @@ def describe(outcome: Outcome) -> str:
 
 
 def magnitude(outcome: Outcome) -> str:
-  """By how much a law is broken."""
+  """The difference by which a law is broken, or the reason, in words."""
   if outcome.reason:
     return outcome.reason
   if not np.isfinite(outcome.difference):
@@ -236,7 +238,7 @@ def magnitude(outcome: Outcome) -> str:
 
 
 def _array(x: Any) -> Any:
-  """Arrays of JAX in place of NumPy's; Python's numbers stay static."""
+  """Converts NumPy arrays to JAX arrays; Python numbers stay static."""
   return jax.tree.map(
     lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, x
   )
@@ -257,10 +259,9 @@ def _parameters(
 
 
 def _check_call(function: Function, length: int) -> None:
-  taken = _parameters(function.call)
   required = [
     name
-    for name, x in taken.items()
+    for name, x in _parameters(function.call).items()
     if x.default is x.empty and x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
   ]
   if len(required) > 3:
@@ -283,10 +284,10 @@ def _check_call(function: Function, length: int) -> None:
 
 
 def _outcome(function: Function, law: Law, lengths: Sequence[int]) -> Outcome:
-  """The first broken call, or else whether any call kept the law."""
-  lacks = [x for x in law.needs if x not in function.options]
-  if lacks:
-    return Outcome(law.name, "none", f"no option {lacks[0]}")
+  """The outcome of a law: of the first call that breaks it, or of all calls."""
+  missing = [x for x in law.needs if x not in function.options]
+  if missing:
+    return Outcome(law.name, "none", f"no option {missing[0]}")
   modes = [x for x in function.modes if x or not law.causal]
   if not modes:
     return Outcome(law.name, "none", "not causal")
@@ -297,28 +298,28 @@ def _outcome(function: Function, law: Law, lengths: Sequence[int]) -> Outcome:
   refused = None
   for mode in modes:
     for length in lengths:
-      status, reason, _ = found = _try(function, law, mode, length)
+      status, reason, _ = trial = _try(function, law, mode, length)
       if status == "broken":
-        return _smallest(function, law, mode, length, found)
+        return _smallest(function, law, mode, length, trial)
       refused = reason if status == "none" else refused
   if refused is not None:
     return Outcome(law.name, "none", f"refused: {refused}")
   return Outcome(law.name, "kept")
 
 
-_Tried = tuple[Literal["kept", "broken", "none"], str, float]
+_Trial = tuple[Literal["kept", "broken", "none"], str, float]
 
 
-def _try(function: Function, law: Law, mode: bool, length: int) -> _Tried:
+def _try(function: Function, law: Law, mode: bool, length: int) -> _Trial:
   """The status of one call, a reason, and the difference."""
   try:
     results = law.run(function.bound(mode), *function.draw(length))
-  except Exception as error:  # Of a function that somebody else wrote.
-    told = f"{type(error).__name__}: {_short(error)}"
-    refuses = law.may_refuse and isinstance(
+  except Exception as error:  # The function may raise anything.
+    reason = f"{type(error).__name__}: {_short(error)}"
+    is_refusal = law.may_refuse and isinstance(
       error, ValueError | TypeError | NotImplementedError | AssertionError
     )
-    return ("none" if refuses else "broken"), told, float("inf")
+    return ("none" if is_refusal else "broken"), reason, float("inf")
   got, expected = (jax.tree.leaves(x) for x in results)
   if [np.shape(x) for x in got] != [np.shape(x) for x in expected]:
     return "broken", "the shapes of the results differ", float("inf")
@@ -340,16 +341,17 @@ def _difference(got: Any, expected: Any) -> float:
 
 
 def _smallest(
-  function: Function, law: Law, mode: bool, length: int, found: _Tried
+  function: Function, law: Law, mode: bool, length: int, trial: _Trial
 ) -> Outcome:
   """The outcome of the shortest call that breaks a law."""
   for shorter in (n for n in (2, 3, 4, 5, 7, 9, 13) if n < length):
-    tried = _try(function, law, mode, shorter)
-    if tried[0] == "broken" and bool(tried[1]) == bool(found[1]):
-      length, found = shorter, tried
+    shorter_trial = _try(function, law, mode, shorter)
+    has_reason = bool(shorter_trial[1]) == bool(trial[1])
+    if shorter_trial[0] == "broken" and has_reason:
+      length, trial = shorter, shorter_trial
       break
   lines = reproduction(function, law, mode, length)
-  return Outcome(law.name, "broken", found[1], found[2], length, mode, lines)
+  return Outcome(law.name, "broken", trial[1], trial[2], length, mode, lines)
 
 
 def reproduction(function: Function, law: Law, mode: bool, length: int) -> str:
@@ -379,11 +381,11 @@ def _devices(law: Law) -> list[str]:
 
 
 def _adapter(function: Function, law: Law, mode: bool) -> list[str]:
-  """The line that gives a function the layout and the options of the law, or none."""
+  """The line that adapts a function to the layout and options of a law, if needed."""
   own, call = function.own_names, "function({})"
   arrays = ["q", "k", "v"]
-  taken = [f"{x}=None" for x in law.needs if x != "is_causal"]
-  given = [
+  parameters = [f"{x}=None" for x in law.needs if x != "is_causal"]
+  arguments = [
     (own[name], option)
     for option in law.needs
     if option != "is_causal"
@@ -392,20 +394,20 @@ def _adapter(function: Function, law: Law, mode: bool) -> list[str]:
   if function.chooses:
     default = _parameters(function.call)[own["is_causal"]].default
     if "is_causal" in law.needs or mode is not default:
-      taken.append(f"is_causal={mode}")
-      given.append((own["is_causal"], "is_causal"))
+      parameters.append(f"is_causal={mode}")
+      arguments.append((own["is_causal"], "is_causal"))
   if function.layout == "BNTH":
     arrays = [f"jnp.swapaxes({x}, 1, 2)" for x in arrays]
     call = "jnp.swapaxes(function({}), 1, 2)"
-  elif all(x == y != "is_causal" for x, y in given):
+  elif all(x == y != "is_causal" for x, y in arguments):
     return []
-  given = [f"{x}={y}" for x, y in given]
-  call = call.format(", ".join([*arrays, *given]))
-  return [f"f = lambda {', '.join(['q', 'k', 'v', *taken])}: {call}"]
+  arguments = [f"{x}={y}" for x, y in arguments]
+  call = call.format(", ".join([*arrays, *arguments]))
+  return [f"f = lambda {', '.join(['q', 'k', 'v', *parameters])}: {call}"]
 
 
 def _own_options(option: str, own: Mapping[str, str]) -> list[str]:
-  """The options of a function that an option of the laws stands for."""
+  """The options of a function that correspond to an option of the laws."""
   if option == "segment_ids" and option not in own:
     return ["query_segment_ids", "key_segment_ids"]
   return [option]

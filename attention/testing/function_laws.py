@@ -1,9 +1,9 @@
-"""Laws of any attention function, each in a few lines that run alone.
+"""Laws of attention functions.
 
 A law gets a function `f(q, k, v, **options)` and arrays `[B, T, N, H]` that it may
 change, and returns two results that must agree. The options are those of
 `Function.options`. The report prints the lines of a broken law as its reproduction, so
-a law uses nothing but NumPy, JAX, `f` and its arrays.
+a law uses only NumPy, JAX, `f` and its arrays.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Law:
   Attributes:
     run: `(f, q, k, v) -> (result, expected)`; its docstring states the law.
     needs: options of `f` that the law uses.
-    causal: whether the law is about causal calls alone.
+    causal: whether the law applies only to causal calls.
     tolerance: the largest difference, relative to the largest expected value.
     differs: whether the two results must differ instead.
     heads: whether the law needs several heads.
@@ -55,7 +55,7 @@ class Law:
 
   @property
   def lines(self) -> list[str]:
-    """The lines of the law, the last of which prints the largest difference."""
+    """The lines of the law, the last of which assigns `got` and `expected`."""
     source = textwrap.dedent(inspect.getsource(self.run))
     _, _, body = source.rpartition('"""\n')
     body, _, result = textwrap.dedent(body).rstrip().rpartition("return ")
@@ -66,7 +66,7 @@ class Law:
 
 
 FUNCTION_LAWS: dict[str, Law] = {}
-"""Name -> law, in the order of the report."""
+"""Maps names to laws, in the order of the report."""
 
 
 def _law(*needs: str, **facts: Any) -> Callable[..., Any]:
@@ -398,7 +398,7 @@ def shard_map(f, q, k, v) -> Results:
 
 @_law("mask", may_refuse=True)
 def lengths_by_mask(f, q, k, v) -> Results:
-  """Sequences of 1, 2, 3 and all lengths near a block equal padded sequences."""
+  """Sequences of 1, 2, 3 and lengths near a block equal padded sequences."""
   got, expected, mask = [], [], np.zeros((len(q), 1, 1, q.shape[1]), bool)
   for n in (n for n in (1, 2, 3, 7, 63, 64, 65, 127) if n < q.shape[1]):
     mask[...] = np.arange(q.shape[1]) < n
@@ -409,7 +409,7 @@ def lengths_by_mask(f, q, k, v) -> Results:
 
 @_law(causal=True)
 def lengths(f, q, k, v) -> Results:
-  """Causal calls of 1, 2, 3 and all lengths near a block begin the longest call."""
+  """Causal calls of 1, 2, 3 and lengths near a block equal the start of the longest."""
   sizes = [n for n in (1, 2, 3, 7, 63, 64, 65, 127) if n < q.shape[1]]
   got = [f(q[:, :n], k[:, :n], v[:, :n]) for n in sizes]
   return got, [f(q, k, v)[:, :n] for n in sizes]

@@ -1,4 +1,4 @@
-"""Independence of the future, padding and the batch; empty rows and huge logits."""
+"""Laws of masks: the future, padding, other examples, empty rows and huge logits."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ from attention.testing.mechanism import (
 def future_changes_nothing(mechanism: Mechanism) -> None:
   """With is_causal=True, query t must see only keys s ≤ t.
 
-  This holds for values, maxima and normalisers. If a mechanism may add the same terms in
-  another order, for example because it sorts, past_error=1e-6 allows for rounding.
+  This holds for values, maxima and normalisers. If a mechanism may add the same terms
+  in another order, for example because it sorts, past_error=1e-6 allows for rounding.
   """
   long = mechanism.draw(mechanism.limited(LONG_CAUSAL))
   if "mask" in long[1]:
@@ -45,22 +45,24 @@ def future_changes_nothing(mechanism: Mechanism) -> None:
 
     before, length = run(qkv), qkv[0].shape[1]
     for position in positions:
-      replaced, raised = ([np.array(x) for x in qkv] for _ in range(2))
-      for x, y in zip(replaced, raised, strict=True):
+      reversed_features, shifted = (
+        [np.array(x) for x in qkv] for _ in range(2)
+      )
+      for x, y in zip(reversed_features, shifted, strict=True):
         x[:, position] = x[:, position, :, ::-1].copy()
         y[:, position] += 30.0
-      place = f"a change at position {position} of {length}"
-      for changed in (replaced, raised):
+      change = f"a change at position {position} of {length}"
+      for changed in (reversed_features, shifted):
         after = run(changed)
-        moved = np.abs(after[:, :position] - before[:, :position]).max()
+        error = np.abs(after[:, :position] - before[:, :position]).max()
         require(
-          moved <= mechanism.past_error,
-          f"{place} moves earlier results by {moved:.2e}, which may be "
+          error <= mechanism.past_error,
+          f"{change} moves earlier results by {error:.2e}, which may be "
           f"{mechanism.past_error:.0e}",
         )
         require(
           (after[:, position] != before[:, position]).any(),
-          f"{place} does not change the result there: a causal query sees its "
+          f"{change} does not change the result there: a causal query sees its "
           "own position",
         )
 
@@ -106,24 +108,24 @@ def hidden_positions_may_hold_anything(
   """Masked keys, values and gates must not change a bit of results and gradients.
 
   This holds for any content: NaN, infinity, large numbers. The gradient of a masked
-  position may be NaN if its content is. NaN times a weight of zero is NaN, so set masked
-  positions to zero first (`Visible.readable`), before functions that have parameters. A
-  query that is NaN must affect only its own result.
+  position may be NaN if its content is. NaN times a weight of zero is NaN, so set
+  masked positions to zero first (`Visible.readable`), before functions that have
+  parameters. A query that is NaN must affect only its own result.
   """
   qkv, call = mechanism.draw_masked()
-  hidden = ~call["mask"][:, 0, 0, :]
+  masked = ~call["mask"][:, 0, 0, :]
   gates = mechanism.gates(qkv)
   expected = _all_results(mechanism, is_causal, qkv, call | gates)
   for content in (np.nan, np.inf, 1e4):
-    padded = [qkv[0], *(_fill(x, hidden, content) for x in qkv[1:])]
-    call |= {name: _fill(x, hidden, content) for name, x in gates.items()}
+    padded = [qkv[0], *(_fill(x, masked, content) for x in qkv[1:])]
+    call |= {name: _fill(x, masked, content) for name, x in gates.items()}
     got = _all_results(mechanism, is_causal, padded, call)
-    _compare(got, expected, content, hidden, gates)
-    padded[0] = _fill(qkv[0], hidden, content)
+    _compare(got, expected, content, masked, gates)
+    padded[0] = _fill(qkv[0], masked, content)
     out = _all_results(mechanism, is_causal, padded, call)["the result"]
     assert_same_bits(
-      out[~hidden],
-      expected["the result"][~hidden],
+      out[~masked],
+      expected["the result"][~masked],
       f"a query of {content} changes the results of other queries",
     )
 
@@ -135,21 +137,21 @@ def hidden_from_every_query(mechanism: Mechanism, is_causal: bool) -> None:
   This holds also for a full mask with one row for all queries, as for a key mask.
   """
   qkv, call = mechanism.draw_masked()
-  hidden, gates = np.arange(13) % 4 == 1, mechanism.gates(qkv)
+  masked, gates = np.arange(13) % 4 == 1, mechanism.gates(qkv)
   # Decays between keys count unless a key mask excludes their position.
   keys = gates if "own_keys" in mechanism.supports else {}
   pairs = np.random.default_rng(1).random((8, 4, 13, 13)) < 0.7
   for mask in (
-    ~hidden[None, None, None],
-    pairs & ~hidden,
-    pairs[:, :1] & ~hidden,
+    ~masked[None, None, None],
+    pairs & ~masked,
+    pairs[:, :1] & ~masked,
   ):
     call |= {"mask": mask, **gates}
     expected = _all_results(mechanism, is_causal, qkv, call)
-    padded = [qkv[0], *(_fill(x, np.s_[:, hidden], np.nan) for x in qkv[1:])]
-    call |= {k: _fill(x, np.s_[:, hidden], np.nan) for k, x in keys.items()}
+    padded = [qkv[0], *(_fill(x, np.s_[:, masked], np.nan) for x in qkv[1:])]
+    call |= {k: _fill(x, np.s_[:, masked], np.nan) for k, x in keys.items()}
     got = _all_results(mechanism, is_causal, padded, call)
-    _compare(got, expected, np.nan, np.broadcast_to(hidden, (8, 13)), keys)
+    _compare(got, expected, np.nan, np.broadcast_to(masked, (8, 13)), keys)
 
 
 def _fill(x: Any, where: Any, content: float) -> np.ndarray:
@@ -163,9 +165,9 @@ def _all_results(
 ) -> dict[str, np.ndarray]:
   """The result, and the gradients of all differentiable arrays, by name."""
   call = {**call, **({"is_causal": True} if is_causal else {})}
-  parts = separate(mechanism, mechanism.variables(Case().dims), qkv, call)
+  inputs = separate(mechanism, mechanism.variables(Case().dims), qkv, call)
   cotangent = np.random.default_rng(2).standard_normal(qkv[0].shape, np.float32)
-  out, gradient = vjp_program(mechanism)(*parts, cotangent)
+  out, gradient = vjp_program(mechanism)(*inputs, cotangent)
   leaves, _ = jax.tree_util.tree_flatten_with_path(gradient)
   results = {"the result": np.asarray(out)}
   for path, x in leaves:
@@ -178,18 +180,18 @@ def _compare(
   got: dict[str, Any],
   expected: dict[str, Any],
   content: float,
-  hidden: np.ndarray,
+  masked: np.ndarray,
   filled: Any,
 ) -> None:
   """Compares results; gradients of `filled` arrays must be 0 or NaN where masked."""
   own = tuple(f"['{name}']" for name in ("key", "value", *filled))
   for name, x in got.items():
-    told, y = f"{content} where the mask hides changes {name}", expected[name]
+    y, message = expected[name], f"{content} at masked positions changes {name}"
     if name.endswith(own):
-      require(not y[hidden].any(), f"{name} is not zero where the mask hides")
-      is_number = ~hidden | np.isfinite(content)
-      x, y = x[is_number], y[is_number]
-    assert_same_bits(x, y, told)
+      require(not y[masked].any(), f"{name} is not zero at masked positions")
+      is_finite = ~masked | np.isfinite(content)
+      x, y = x[is_finite], y[is_finite]
+    assert_same_bits(x, y, message)
 
 
 @law("mask", each_direction=True)
@@ -221,7 +223,7 @@ def empty_rows_give_zeros(mechanism: Mechanism, is_causal: bool) -> None:
 def lone_segment_gives_zeros(mechanism: Mechanism, is_causal: bool) -> None:
   """A query whose segment has no key must give zeros.
 
-  Compare query_segment_ids with key_segment_ids, and mask pairs that differ.
+  Mask pairs in which query_segment_ids and key_segment_ids differ.
   """
   qkv, call = mechanism.draw_masked(hides=False)
   call["query_segment_ids"][:, 4] = 7
@@ -235,19 +237,20 @@ def lone_segment_gives_zeros(mechanism: Mechanism, is_causal: bool) -> None:
 
 @law(each_direction=True)
 def huge_logits_stay_finite(mechanism: Mechanism, is_causal: bool) -> None:
-  """Logits of ±10,000 must give finite results and gradients, near the values.
+  """Logits of ±10,000 must give finite gradients, and results of the size of the
+  values.
 
   Subtract the maximum before the exponential. bounded=False declares that the sum of
   values is not normalised.
   """
   drawn, call = mechanism.draw_masked()
   query, key, value = drawn[0], drawn[1], drawn[-1]
-  # |key|² / √H = 1e4; queries along the keys, opposite to them, and random.
+  # |key|² / √H = 1e4; queries parallel to the keys, opposite to them, and random.
   key = key * np.sqrt(1e4 * np.sqrt(8))
   key /= np.linalg.norm(drawn[1], axis=-1, keepdims=True)
-  along = np.repeat(key, 2, axis=2)
+  parallel = np.repeat(key, 2, axis=2)
   query = query * np.linalg.norm(key[0, 0, 0]) / np.sqrt(8)
-  for q in (along, -along, query):
+  for q in (parallel, -parallel, query):
     qkv = [q, value] if mechanism.shares_query_and_key else [q, key, value]
     out, gradient = backward(mechanism, is_causal, qkv, call)
     for x, name in (
@@ -256,16 +259,16 @@ def huge_logits_stay_finite(mechanism: Mechanism, is_causal: bool) -> None:
     ):
       require(np.isfinite(x).all(), f"{name} is not finite")
     largest = np.abs(out).max() / np.abs(value).max()
-    near = largest <= 10 or not mechanism.bounded
-    require(near, f"the result is {largest:.1e} times the values")
+    is_bounded = largest <= 10 or not mechanism.bounded
+    require(is_bounded, f"the result is {largest:.1e} times the values")
 
 
 @law(each_direction=True)
 def gradients_of_any_size(mechanism: Mechanism, is_causal: bool) -> None:
   """Gradients must scale with cotangents that are 1e18 times larger or smaller.
 
-  Squares of such numbers leave the range of float32: an iteration in the backward pass
-  should divide by the largest number first.
+  Squares of such numbers leave the range of float32, so an iteration in the backward
+  pass should first divide by the largest number.
   """
   qkv, call = mechanism.draw_masked()
   _, expected = backward(mechanism, is_causal, qkv, call)
@@ -281,7 +284,7 @@ def gradients_of_any_size(mechanism: Mechanism, is_causal: bool) -> None:
 def examples_are_apart(mechanism: Mechanism, is_causal: bool) -> None:
   """Other examples of a batch must not change a bit of an example's result.
 
-  Take no maximum, sum or norm over axis 0.
+  Do not take a maximum, sum or norm over axis 0.
   """
   qkv, call = mechanism.draw_masked()
   before, _ = backward(mechanism, is_causal, qkv, call)
@@ -289,8 +292,8 @@ def examples_are_apart(mechanism: Mechanism, is_causal: bool) -> None:
   if "mask" in call:
     call["mask"] = _fill(call["mask"], 2, False)
   after, _ = backward(mechanism, is_causal, changed, call)
-  told = "example 0 changes when others of its batch do"
-  assert_same_bits(after[0], before[0], told)
+  message = "example 0 changes when others of its batch do"
+  assert_same_bits(after[0], before[0], message)
 
 
 @law("rowwise")

@@ -1,4 +1,4 @@
-"""A mechanism with its definition, as the contract checks it, and the laws."""
+"""Mechanisms with their definitions, and the registry of checks."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -18,7 +18,7 @@ from attention.testing.calls import Case, require
 class Mechanism:
   """A factory with hyperparameters, its definition, and its declared properties.
 
-  The arguments are those of `check_mechanism`, which documents them.
+  `check_mechanism` documents the arguments.
   """
 
   factory: Callable[..., Attention]
@@ -42,7 +42,7 @@ class Mechanism:
 
   @functools.cached_property
   def record(self) -> Attention:
-    """The mechanism of the factory; its gates, if any, are computed from its keys."""
+    """The mechanism that the factory returns, with gates computed from its keys."""
     return gates_from_keys(self.factory(**self.options))
 
   @property
@@ -61,58 +61,58 @@ class Mechanism:
     return "shared_qk" in self.supports
 
   def three(self, qkv: Any) -> tuple[Any, Any, Any]:
-    """Query, key and value, with None for arrays that `draw` leaves out."""
+    """Query, key and value, with None for arrays that `draw` does not return."""
     if self.shares_query_and_key:
       return qkv[0], None, qkv[1]
     query, key, value, *_ = (*qkv, None)
     return query, key, value
 
   def apply(self, variables: Variables, qkv: Any, **call: Any) -> Any:
-    """Calls the mechanism on arrays of `draw`; causal if it only supports that."""
+    """Calls the mechanism with arrays of `draw`; causal if it supports nothing else."""
     return self.record.apply(variables, *self.three(qkv), **self._call(call))
 
   def _call(self, call: dict[str, Any]) -> dict[str, Any]:
     return {"is_causal": True, **call} if self.record.causal_only else call
 
   def decoder(self, name: str) -> Callable[..., Any]:
-    """The function 'init_cache', 'decode' or 'prefill', which must not be None."""
+    """The function 'init_cache', 'decode' or 'prefill', which must exist."""
     function = getattr(self.record, name)
     require(function, f"`supports` names 'decode', but {name} is None")
     return function
 
   def variables(self, dims: Dims) -> Variables:
-    """The variables that `init` draws, once for each `dims`.
+    """The variables of `init`, drawn once for each `dims`.
 
     Noise is added to trained variables that are constant, such as a bias of 0.
     """
     return _variables(self, dims)
 
   def limited(self, case: Case) -> Case:
-    """The case without what the mechanism does not support."""
+    """Returns the case without what the mechanism does not support."""
     if not self.record.linear_in_values:
       case = case._replace(value_dim=case.head_dim)
     return case.limited(self.supports)
 
   def draw(self, case: Case, seed: int = 0) -> tuple[list, dict[str, Any]]:
-    """`case.draw`, without the key if the query is the key."""
+    """`case.draw`, without a key if the query is the key."""
     arrays, call = case.draw(seed)
     return arrays[:: 2 if self.shares_query_and_key else 1], call
 
   def gates(self, qkv: Any) -> dict[str, Any]:
     """The gates, computed from the keys, as options of a call."""
-    read = self.factory(**self.options).gates
-    if read is None:
+    compute_gates = self.factory(**self.options).gates
+    if compute_gates is None:
       return {}
     key = np.reshape(self.three(qkv)[1], (*qkv[0].shape[:2], -1))
     variables = self.variables(Case().dims)
-    return jax.tree.map(np.asarray, jax.jit(read)(variables, key))
+    return jax.tree.map(np.asarray, jax.jit(compute_gates)(variables, key))
 
   def draw_masked(
     self, length: int = 13, seed: int = 0, *, hides: bool = True
   ) -> tuple[list, dict[str, Any]]:
-    """Arrays, a key mask and a single segment, as far as they are supported.
+    """Draws arrays, a key mask and a single segment, as far as they are supported.
 
-    The mask excludes some keys, or with `hides` False none; the batch is 8.
+    The mask excludes some keys, or none if `hides` is False. The batch size is 8.
     """
     case = Case(("mask", "segments"), length=length, batch=8)
     arrays, call = self.draw(self.limited(case), seed)
@@ -123,9 +123,8 @@ class Mechanism:
     return arrays, call
 
   def define(self, variables: Variables, qkv: Any, **call: Any) -> Any:
-    """The result of the definition in float64; checks that it is float64."""
-    tree = in_float64((variables, list(qkv), self._call(call)))
-    variables, qkv, call = tree
+    """Evaluates the definition in float64, and checks that its result is float64."""
+    variables, qkv, call = in_float64((variables, list(qkv), self._call(call)))
     out = self.definition(variables, *qkv, **call)
     require(
       isinstance(out, np.ndarray) and out.dtype == np.float64,
@@ -136,33 +135,33 @@ class Mechanism:
 
 
 def in_float64(tree: Any) -> Any:
-  """Converts floating-point arrays to float64 NumPy arrays; leaves all else."""
+  """Converts floating-point arrays to float64 NumPy arrays, and nothing else."""
 
-  def converted(x):
+  def convert(x):
     is_array = isinstance(x, np.ndarray | jax.Array)
     is_floating = is_array and jnp.issubdtype(x.dtype, jnp.floating)
     return np.asarray(x, np.float64) if is_floating else x
 
-  return jax.tree.map(converted, tree)
+  return jax.tree.map(convert, tree)
 
 
 @functools.lru_cache(maxsize=16)
 def _variables(mechanism, dims):
-  # One program; eager JAX would compile one per operation.
+  # One program, whereas eager JAX would compile one per operation.
   variables = jax.jit(lambda key: mechanism.record.init(key, dims))(
     jax.random.key(0)
   )
   rng = np.random.default_rng(0)
 
-  def drawn(leaf):
-    """Adds noise: zeros would hide a wrong sign of a bias, and ones an unused scale."""
-    if np.ptp(leaf) > 0:
-      return leaf
-    noise = rng.normal(0.0, 0.3, leaf.shape)
-    return jnp.asarray(leaf + noise, leaf.dtype)
+  def add_noise(x):
+    # A bias of 0 would hide a wrong sign, and a scale of 1 that it is not used.
+    if np.ptp(x) > 0:
+      return x
+    noise = rng.normal(0.0, 0.3, x.shape)
+    return jnp.asarray(x + noise, x.dtype)
 
   trained = {k: x for k, x in variables.items() if k != "constants"}
-  return {**variables, **jax.tree.map(drawn, trained)}
+  return {**variables, **jax.tree.map(add_noise, trained)}
 
 
 # Compilation takes most of the contract's time, so laws share programs.
@@ -187,8 +186,8 @@ def separate(mechanism: Mechanism, variables: Any, qkv: Any, call: Any) -> Any:
   for name, x in call.items():
     dtype = getattr(jax.tree.leaves(x)[0], "dtype", None)
     is_floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-    kinds = flags if dtype is None else others["fixed"]
-    (trained["options"] if is_floating else kinds)[name] = x
+    static = flags if dtype is None else others["fixed"]
+    (trained["options"] if is_floating else static)[name] = x
   return trained, others, tuple(flags.items())
 
 
@@ -225,18 +224,19 @@ def backward(
   cotangent: Any = None,
   dims: Dims | None = None,
 ) -> tuple[Any, list]:
-  """The result, and the gradients of `qkv` for a cotangent, by default of ones.
+  """The result, and the gradients of `qkv` for a cotangent, by default ones.
 
-  The variables are those of `dims`, by default those of most calls.
+  The variables are those of `dims`, by default `Case().dims`.
   """
   if cotangent is None:
     cotangent = np.ones(qkv[0].shape, np.float32)
   if is_causal:
     call = {"is_causal": True, **call}
   variables = mechanism.variables(dims or Case().dims)
-  parts = separate(mechanism, variables, qkv, call)
-  out, gradient = vjp_program(mechanism)(*parts, cotangent)
-  return out, together(gradient, parts[1], ())[1]
+  trained, others, flags = separate(mechanism, variables, qkv, call)
+  run = vjp_program(mechanism)
+  out, gradient = run(trained, others, flags, cotangent)
+  return out, together(gradient, others, ())[1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -244,15 +244,15 @@ class Check:
   """A law of the contract.
 
   Attributes:
-    name: name of the law, with the checked call in brackets.
-    law: `(mechanism) -> None`, raises AssertionError if the law does not hold. Its
+    name: the name of the law, with the checked call in brackets.
+    law: `(mechanism) -> None`; raises AssertionError if the law does not hold. Its
       docstring is the advice.
-    needs: capabilities that a mechanism needs for the law to apply.
+    needs: the capabilities that a mechanism needs for the law to apply.
     where: a further condition on the mechanism.
     every_setting: whether the law depends on hyperparameters, so that a suite with
       several settings of a mechanism should check each of them.
-    bits: whether the law compares bits, and so needs the XLA optimisations of normal
-      use.
+    bits: whether the law compares bits, and therefore needs the XLA optimisations of
+      normal use.
   """
 
   name: str
@@ -267,7 +267,7 @@ class Check:
 
   @property
   def advice(self) -> str:
-    """The condition, and advice in case of a failure."""
+    """The law in words, with advice in case of a failure."""
     law = getattr(self.law, "func", self.law)
     return " ".join(str(law.__doc__).split())
 
@@ -286,20 +286,20 @@ class Check:
 
 
 LAWS: list[Check] = []
-"""The contract, to which `law` and modules with parametrised laws add."""
+"""The contract; `law` and modules with parametrised laws append to it."""
 
 
 def law(*needs: str, **facts: Any) -> Callable[..., Check]:
   """Registers a function as a check, for mechanisms that support `needs`.
 
-  With each_direction=True the function also gets `is_causal`, once for each value that
+  With each_direction=True, the function also gets `is_causal`, once for each value that
   the mechanism supports.
   """
   each_direction = facts.pop("each_direction", False)
 
   def decorate(function):
     @functools.wraps(function)
-    def both(mechanism):
+    def run_directions(mechanism):
       for is_causal in mechanism.directions:
         try:
           function(mechanism, is_causal)
@@ -307,7 +307,7 @@ def law(*needs: str, **facts: Any) -> Callable[..., Check]:
           message = f"with is_causal={is_causal}, {error}"
           raise AssertionError(message) from error
 
-    run = both if each_direction else function
+    run = run_directions if each_direction else function
     LAWS.append(Check(function.__name__, run, frozenset(needs), **facts))
     return LAWS[-1]
 

@@ -5,9 +5,9 @@
 
     attention = from_linen(linen.MultiHeadDotProductAttention(4), features=32)
 
-in `my_module.py`, and then `python -m attention.testing my_module:attention`. The
-features F of a module stand for one head, so the laws of heads do not apply. The
-libraries themselves are not imported.
+in `my_module.py`, and then `python -m attention.testing my_module:attention`. The F
+features of a module count as one head, so the laws of heads do not apply. The libraries
+themselves are not imported.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from attention.testing.function import Function
 
 
 def from_linen(module: Any, features: int, path: str = "") -> Function:
-  """The function of a Linen module that is called as `(query, key, value, mask=…)`.
+  """Converts a Linen module that is called as `(query, key, value, mask=…)`.
 
   Args:
-    module: as `linen.MultiHeadDotProductAttention`.
+    module: a module such as `linen.MultiHeadDotProductAttention`.
     features: F.
-    path: where the result is imported from, `package.module:name`, for reproductions.
+    path: the import path `package.module:name` of the result, for reproductions.
   """
 
   @functools.cache
@@ -40,12 +40,12 @@ def from_linen(module: Any, features: int, path: str = "") -> Function:
 
 
 def from_nnx(module: Any, features: int, path: str = "") -> Function:
-  """As `from_linen`, of an NNX module that was made with decode=False."""
+  """Converts an NNX module with decode=False, as `from_linen` does."""
   return _function(module, features, path)
 
 
 def from_equinox(layer: Any, features: int, path: str = "") -> Function:
-  """As `from_linen`, of an Equinox layer, which has no batch axis."""
+  """Converts an Equinox layer, which has no batch axis, as `from_linen` does."""
 
   def call(query, key, value, mask=None):
     if mask is None:

@@ -1,4 +1,4 @@
-"""The capabilities that a mechanism declares, and calls that it must refuse."""
+"""Laws of declared capabilities, and of calls that a mechanism must refuse."""
 
 from functools import partial
 import re
@@ -25,11 +25,11 @@ def record(mechanism: Mechanism) -> None:
   require(not unknown, f"`supports` has unknown names: {unknown}")
   decodes = "decode" in supports
   for name in ("init_cache", "decode"):
-    given = getattr(mechanism.record, name) is not None
+    is_given = getattr(mechanism.record, name) is not None
     require(
-      given == decodes,
+      is_given == decodes,
       f"`supports` has {'' if decodes else 'no '}'decode', and {name} is "
-      f"{'given' if given else 'None'}",
+      f"{'given' if is_given else 'None'}",
     )
   require(
     "causal" in supports or not decodes,
@@ -38,7 +38,7 @@ def record(mechanism: Mechanism) -> None:
 
 
 def _error(mechanism: Mechanism, qkv: Any, call: Any) -> Exception | None:
-  """The exception that a call raises while it is traced, or None."""
+  """The exception that a call raises during tracing, or None."""
   variables = mechanism.variables(Case().dims)
   try:
     jax.eval_shape(lambda qkv: mechanism.apply(variables, qkv, **call), qkv)
@@ -53,15 +53,15 @@ def _raises(
   """Requires that the call `name` raises ValueError with a message like `pattern`."""
   error = _error(mechanism, qkv, call)
   require(error is not None, f"{name} is accepted, expected ValueError")
-  fits = re.match(pattern, str(error), re.DOTALL)
+  matches = re.match(pattern, str(error), re.DOTALL)
   require(
-    isinstance(error, ValueError) and fits,
+    isinstance(error, ValueError) and matches,
     f"{name} raises {type(error).__name__}({str(error)!r}), expected "
     f"ValueError with a message like {pattern!r}",
   )
 
 
-# Capability -> names of its arguments, the drawn call, and additional options.
+# Maps capabilities to the names of their arguments, the drawn call, and more options.
 _REFUSED = {
   "causal": ("is_causal", Case(("causal",)), {}),
   "bidirectional": ("is_causal", Case(), {"is_causal": False}),
@@ -79,20 +79,20 @@ _REFUSED = {
 def _refused(mechanism: Mechanism, feature: str) -> None:
   """No option may be accepted and ignored.
 
-  An option that `supports` does not name must raise ValueError('argument: expected this,
-  got that; advice'). `attention.mechanism.accepted_options` does this for options that
-  a function's signature does not have, `checks.key_mask` for masks.
+  An option that `supports` does not name must raise ValueError('argument: expected
+  this, got that; advice'). `attention.mechanism.accepted_options` does this for options
+  that a function's signature does not have, and `checks.key_mask` does it for masks.
   """
-  arguments, case, more = _REFUSED[feature]
+  arguments, case, options = _REFUSED[feature]
   if feature == "dropout":
-    more = {**more, "dropout_rng": jax.random.key(0)}
+    options = {**options, "dropout_rng": jax.random.key(0)}
   qkv, call = mechanism.draw(case)
   call = {
     k: jnp.asarray(x) if isinstance(x, np.ndarray) else x
     for k, x in call.items()
   }
   name = f"a call with {arguments}"
-  _raises(mechanism, name, f"({arguments}): .+; .+", qkv, call | more)
+  _raises(mechanism, name, f"({arguments}): .+; .+", qkv, call | options)
 
 
 def _lacks(mechanism: Mechanism, feature: str) -> bool:
@@ -128,7 +128,7 @@ def refuses_values_of_more_heads(mechanism: Mechanism) -> None:
 
 @law()
 def refuses_a_missing_gate(mechanism: Mechanism) -> None:
-  """A call without an option that `gates` makes must raise ValueError that names it."""
+  """A call without one of its `gates` must raise a ValueError that names the gate."""
   qkv, _ = mechanism.draw(Case())
   variables = mechanism.variables(Case().dims)
   attention = mechanism.factory(**mechanism.options)
@@ -171,7 +171,7 @@ def refuses_an_unknown_option(mechanism: Mechanism) -> None:
 
 @law(every_setting=False)
 def refuses_wrong_arguments(mechanism: Mechanism) -> None:
-  """Wrong arguments must raise ValueError that names the argument, while tracing.
+  """Wrong arguments must raise a ValueError that names the argument, during tracing.
 
   `attention.checks` has the checks: check_qkv, check_mask, key_mask,
   softmax_scale, or check_pairs for all of them.
@@ -189,8 +189,8 @@ def refuses_wrong_arguments(mechanism: Mechanism) -> None:
     float8 = [*qkv[:i], array.astype(jnp.float8_e4m3fn), *qkv[i + 1 :]]
     wrong.append((r"(query|key|value): .* at least 16 bits", float8, {}))
   if key:
-    less = [query, key[0][..., :4], value]
-    wrong.append((r"key: expected .+ got", less, {}))
+    narrow = [query, key[0][..., :4], value]
+    wrong.append((r"key: expected .+ got", narrow, {}))
   pattern = "mask: expected" if "mask" in mechanism.supports else "mask: "
   for shape, dtype in (
     ((2, 13), bool),
@@ -199,11 +199,11 @@ def refuses_wrong_arguments(mechanism: Mechanism) -> None:
   ):
     wrong.append((pattern, qkv, {"mask": np.ones(shape, dtype)}))
   # Without jaxtyping, so that wrong arguments reach the function's own checks.
-  before = jaxtyping.config.jaxtyping_disable
+  is_disabled = jaxtyping.config.jaxtyping_disable
   jaxtyping.config.update("jaxtyping_disable", True)
   try:
     for pattern, arrays, call in wrong:
       name = f"a call of {[x.shape for x in arrays]} and wrong {[*call]}"
       _raises(mechanism, name, pattern, arrays, call)
   finally:
-    jaxtyping.config.update("jaxtyping_disable", before)
+    jaxtyping.config.update("jaxtyping_disable", is_disabled)

@@ -1,9 +1,9 @@
 """Tests of an installed library: `pytest --pyargs attention.testing`.
 
 They need pytest, but no file of the repository. Dense attention is checked against the
-whole contract; the mechanisms below are checked against their definitions in one call
-each, in values and gradients. The repository's test suite checks every mechanism
-against the whole contract.
+whole contract. The mechanisms below are checked against their definitions, in values
+and gradients of one call. The repository's test suite checks every mechanism against
+the whole contract.
 """
 
 import inspect
@@ -27,26 +27,24 @@ _MECHANISMS: dict[str, dict[str, Any]] = {
   "gated_delta": {},
   "stick_breaking": {},
 }
-"""Options of mechanisms whose variables are arguments of their definitions."""
+"""Hyperparameters of mechanisms whose variables are arguments of their definitions."""
 
 
 def _mechanism(name: str, options: dict[str, Any]) -> Mechanism:
   """A mechanism with its definition in `attention.definitions`."""
-  own = f"{name}_attention"
-  is_recurrent = not hasattr(definitions, own)
-  definition = getattr(recurrent, name) if is_recurrent else None
-  definition = definition or getattr(definitions, own)
-  taken = inspect.signature(definition).parameters
-  settings = {key: value for key, value in options.items() if key in taken}
+  definition = getattr(definitions, f"{name}_attention", None)
+  definition = definition or getattr(recurrent, name)
+  parameters = inspect.signature(definition).parameters
+  shared = {key: value for key, value in options.items() if key in parameters}
 
   def define(variables, *arrays, **call):
     # Gates of a recurrence are computed from its inputs, here the keys.
-    if "inputs" in taken:
+    if "inputs" in parameters:
       key = np.asarray(arrays[1])
       call["inputs"] = key.reshape(*key.shape[:2], -1)
-    for part in variables.values():
-      call |= part
-    return definition(*arrays, **settings, **call)
+    for collection in variables.values():
+      call |= collection
+    return definition(*arrays, **shared, **call)
 
   return Mechanism(ATTENTIONS[name], define, options)
 

@@ -1,4 +1,4 @@
-"""A mechanism under JAX's transformations, and its attention matrix."""
+"""Laws of JAX's transformations, and of the attention matrix."""
 
 from collections.abc import Iterator
 import contextlib
@@ -17,7 +17,7 @@ from attention.weights import attention_weights
 
 
 def _draw(mechanism: Mechanism, length: int = 13) -> tuple[Any, list, dict]:
-  """`(qkv, **call) -> out` in the first direction, arrays, options."""
+  """Returns `(qkv, **call) -> out` in the first direction, arrays and options."""
   variables = mechanism.variables(Case(length=length).dims)
   is_causal = mechanism.directions[0]
   apply = partial(mechanism.apply, variables, is_causal=is_causal)
@@ -37,7 +37,7 @@ def _same_gradients(got, expected):
 def mesh_of_rows(
   kind: jax.sharding.AxisType = jax.sharding.AxisType.Auto,
 ) -> jax.sharding.Mesh:
-  """A mesh along 'batch' of the largest number of devices that divides 8."""
+  """A mesh with the axis 'batch', of the largest number of devices that divides 8."""
   count = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
   return jax.make_mesh(
     (count,), ("batch",), (kind,), devices=jax.devices()[:count]
@@ -46,13 +46,13 @@ def mesh_of_rows(
 
 @law(every_setting=False)
 def no_leaked_tracers(mechanism: Mechanism) -> None:
-  """No tracer may outlive its trace.
+  """Tracers must not outlive their trace.
 
   Do not store tracers in globals or caches.
   """
   apply, qkv, call = _draw(mechanism)
   call = jax.tree.map(jnp.asarray, call)
-  # JAX scans all objects for leaked traces; freezing excludes older ones.
+  # JAX searches all objects for leaked traces; freezing excludes older objects.
   gc.freeze()
   try:
     with jax.checking_leaks():
@@ -63,11 +63,11 @@ def no_leaked_tracers(mechanism: Mechanism) -> None:
 
 @law(every_setting=False)
 def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
-  """`jax.vmap` of `jax.lax.scan` over `jax.checkpoint` must give the same.
+  """`jax.vmap` of `jax.lax.scan` over `jax.checkpoint` must give equal results.
 
   This holds for values and gradients, inside `jax.shard_map`. Frequent causes: NumPy
   functions on traced arrays, Python `if` on their values, and initial zeros of a loop
-  that do not vary over the devices like its results
+  that do not vary over the devices as its results do
   (`attention.platform.derivative.match_varying` casts them).
   """
   apply, qkv, call = _draw(mechanism)
@@ -82,7 +82,7 @@ def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
     out_specs=(rows, rows),
   )
   @partial(jax.vmap, in_axes=(0, 0, None))
-  def one_by_one(qkv, call, factors):
+  def example_gradients(qkv, call, factors):
     qkv, call = jax.tree.map(lambda x: x[None], (qkv, call))
     start = match_varying(jnp.float32(0), qkv)
 
@@ -97,7 +97,7 @@ def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
     gradient, outs = jax.grad(total, has_aux=True)(qkv)
     return outs, [x[0] for x in gradient]
 
-  outs, gradient = one_by_one(qkv, call, factors)
+  outs, gradient = example_gradients(qkv, call, factors)
   expected = [0.0] * len(qkv)
   for i, factor in enumerate(factors):
     out, grads = _reference(mechanism, [factor * x for x in qkv], call)
@@ -110,7 +110,7 @@ def vmap_of_scanned_checkpoints(mechanism: Mechanism) -> None:
 def forward_mode(mechanism: Mechanism) -> None:
   """`jax.jvp` must give the same derivative as `jax.vjp`.
 
-  A `jax.custom_vjp` does not support it; let JAX differentiate, or use
+  A `jax.custom_vjp` does not support forward mode; let JAX differentiate, or use
   `jax.custom_jvp`.
   """
   apply, qkv, call = _draw(mechanism)
@@ -151,16 +151,16 @@ def eager_equals_jit(mechanism: Mechanism) -> None:
 
 @contextlib.contextmanager
 def compilations() -> Iterator[list[str]]:
-  """A context that lists the programs compiled inside it, one entry each."""
-  found: list[str] = []
+  """A context that records compilations: a list with one entry per program."""
+  events: list[str] = []
 
   def listen(event: str, *_: Any, **__: Any) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
-      found.append(event)
+      events.append(event)
 
   jax.monitoring.register_event_duration_secs_listener(listen)
   try:
-    yield found
+    yield events
   finally:
     jax.monitoring.unregister_event_duration_listener(listen)
 
@@ -169,8 +169,8 @@ def compilations() -> Iterator[list[str]]:
 def eager_compiles_once(mechanism: Mechanism) -> None:
   """A second eager call must not compile programs again.
 
-  A loop of JAX is compiled again for each new Python function. Define the functions of
-  a loop outside the call, or cache one `jax.jit` of the whole call per set of options.
+  JAX compiles a loop again for each new Python function. Define the functions of a loop
+  outside the call, or cache one `jax.jit` of the whole call per set of options.
   """
   apply, qkv, call = _draw(mechanism, 64)
   call = jax.device_put(call)
@@ -184,9 +184,10 @@ def eager_compiles_once(mechanism: Mechanism) -> None:
   for name, function in (("call", run), ("gradient", gradient)):
     jax.block_until_ready(function(*jax.device_put(qkv)))
     other = jax.device_put([2 * x for x in qkv])
-    with compilations() as found:
+    with compilations() as events:
       jax.block_until_ready(function(*other))
-    require(not found, f"a second eager {name} compiles {len(found)} programs")
+    message = f"a second eager {name} compiles {len(events)} programs"
+    require(not events, message)
 
 
 @law(every_setting=False)
@@ -227,8 +228,10 @@ def attention_matrix(mechanism: Mechanism) -> None:
   weights = np.asarray(matrix(variables, query, key, point, call))
   out, _ = backward(mechanism, is_causal, qkv, call)
   B, T, N = query.shape[:3]
-  told = f"attention_weights has shape {weights.shape}, expected {(B, N, T, T)}"
-  require(weights.shape == (B, N, T, T), told)
+  require(
+    weights.shape == (B, N, T, T),
+    f"attention_weights has shape {weights.shape}, expected {(B, N, T, T)}",
+  )
   if mechanism.one_matrix and point is None:
     values = np.repeat(value, N // value.shape[2], axis=2)
     product = np.einsum("BNTS,BSNV->BTNV", weights, values)
@@ -237,14 +240,14 @@ def attention_matrix(mechanism: Mechanism) -> None:
   if is_causal:
     visible = visible & np.tri(T, dtype=bool)
   require(
-    not weights[~visible].any(), "a pair that the call hides has a weight"
+    not weights[~visible].any(), "a pair that the call masks has a weight"
   )
   if not mechanism.normalised:
     return
-  empty = ~weights.any(axis=-1)
-  worst = np.abs(weights.sum(axis=-1)[~empty] - 1).max(initial=0)
-  require(worst <= 1e-5, f"the weights of a query sum to 1 ± {worst:.1e}")
+  is_empty = ~weights.any(axis=-1)
+  error = np.abs(weights.sum(axis=-1)[~is_empty] - 1).max(initial=0)
+  require(error <= 1e-5, f"the weights of a query sum to 1 ± {error:.1e}")
   require(
-    mechanism.sparse or not (visible.any(axis=-1) & empty).any(),
+    mechanism.sparse or not (visible.any(axis=-1) & is_empty).any(),
     "a query has no weights although it may see keys",
   )

@@ -1,4 +1,4 @@
-"""Calls equal the definition, in values and gradients."""
+"""Laws of values: calls equal the definition, in values and gradients."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ from attention.testing.mechanism import (
   vjp_program,
 )
 
-# Options that a mechanism does not support are left out of a call. Each option is
+# Options that a mechanism does not support are omitted from a call. Each option is
 # combined with several others in both directions, with few programs to compile.
 _CASES = {
   "plain": Case(num_kv_heads=4),
@@ -35,7 +35,7 @@ _CASES = {
     value_dim=5,
   ),
   "more_options": Case(("full_mask", "relative", "logits_soft_cap")),
-  # Without tables, this is the program of the laws about masks.
+  # Without tables, the laws of masks share this program.
   "causal": Case(
     ("causal", "mask", "segments", "relative", "log_forget"), batch=8
   ),
@@ -74,9 +74,9 @@ def value_and_gradient(mechanism: Mechanism, case: Case) -> None:
   """The call and its gradients must equal the definition within 1e-5.
 
   Gradients are those of query, key, value, params and tables. The message begins with
-  the sizes and options of the call; compare the two on that call, `Case(…).draw()` of
-  attention.testing, with fewer options. Remove unsupported options from `supports`;
-  every mechanism must support `scale`.
+  the sizes and options of the call. Compare the mechanism and the definition on that
+  call, `Case(…).draw()` of attention.testing, with fewer options. Remove unsupported
+  options from `supports`; every mechanism must support `scale`.
   """
   case = mechanism.limited(case)
   try:
@@ -105,52 +105,52 @@ def _equals_the_definition(mechanism: Mechanism, case: Case) -> None:
 
   step = 1e-6
 
-  def defined(where):
-    """The definition with some leaves moved by ±step along their directions."""
+  def define_at_steps(indices):
+    """Evaluates the definition with leaves changed by ±step along their directions."""
     for h in (step, -step):
-      moved = [
-        x + h * d if i in where else x
+      changed = [
+        x + h * d if i in indices else x
         for i, (x, d) in enumerate(zip(leaves, directions, strict=True))
       ]
-      parts = together(treedef.unflatten(moved), others, flags)
-      yield mechanism.define(*parts[:2], **parts[2])
+      arguments = together(treedef.unflatten(changed), others, flags)
+      yield mechanism.define(*arguments[:2], **arguments[2])
 
-  def faults(where, ahead, behind):
-    """Compares some gradients with central differences of the definition."""
-    got = sum((gradient[i] * directions[i]).sum() for i in where)
-    expected = ((ahead - behind) * cotangent).sum() / (2 * step)
+  def errors(indices, plus, minus):
+    """Compares gradients of leaves with central differences of the definition."""
+    got = sum((gradient[i] * directions[i]).sum() for i in indices)
+    expected = ((plus - minus) * cotangent).sum() / (2 * step)
     if abs(got - expected) <= 1e-5 * norm:
       return []
     return [
-      f"the gradient of {', '.join(names[i] for i in where)} along a random "
+      f"the gradient of {', '.join(names[i] for i in indices)} along a random "
       f"direction is {got:.6g} and should be {expected:.6g}, by central "
       "differences of the definition"
     ]
 
   directions = [rng.standard_normal(x.shape) for x in leaves]
   every = range(len(names))
-  ahead, behind = defined(every)
+  plus, minus = define_at_steps(every)
   # The mean of the two equals the definition up to O(step²).
-  assert_close(out, (ahead + behind) / 2, 1e-5)
+  assert_close(out, (plus + minus) / 2, 1e-5)
   for name, grad in zip(names, gradient, strict=True):
     require(np.isfinite(grad).all(), f"the gradient of {name} is not finite")
   norm = np.sqrt(sum((x**2).sum() for x in gradient))
   # All leaves at once; one by one only to find which of them are wrong.
-  if all_at_once := faults(every, ahead, behind):
-    wrong = [fault for i in every for fault in faults([i], *defined([i]))]
-    raise AssertionError("\n".join(wrong or all_at_once))
+  if total_errors := errors(every, plus, minus):
+    leaf_errors = [x for i in every for x in errors([i], *define_at_steps([i]))]
+    raise AssertionError("\n".join(leaf_errors or total_errors))
 
 
 def _supports_case(mechanism: Mechanism, case: Case) -> bool:
   """Whether a mechanism supports the essential options of a case."""
   needed = {"causal", "global"}.intersection(case.options)
-  kept = case.limited(mechanism.supports).options
+  options = case.limited(mechanism.supports).options
   return (
     needed <= mechanism.supports
     and (case.keys == case.length or "cross" in mechanism.supports)
     and ("causal" in needed or not mechanism.record.causal_only)
-    # Without options it would equal the plain call.
-    and (case != _CASES["more_options"] or bool(kept))
+    # Without options, the call would equal the plain one.
+    and (case != _CASES["more_options"] or bool(options))
   )
 
 
@@ -199,20 +199,20 @@ def bfloat16(mechanism: Mechanism) -> None:
       f"{name} is {out.dtype}, expected the query's dtype",
     )
     flags = {"is_causal": True} if is_causal else {}
-    wanted = mechanism.define(variables, arrays, **call, **flags)
-    # Keys that are made from inputs have their dtype, and operations that a user's
+    expected = mechanism.define(variables, arrays, **call, **flags)
+    # Keys that are computed from inputs have their dtype, and operations that a user's
     # mechanism applies first, such as a norm, may keep the dtype of their array.
-    is_free = "own_keys" in mechanism.supports
-    is_free |= mechanism.factory not in ATTENTIONS.values()
-    wide = 1e-5 if out.dtype == jnp.float32 else 2**-8
-    assert_close(out, wanted, 2e-2 if is_free else wide, name)
+    may_round = "own_keys" in mechanism.supports
+    may_round |= mechanism.factory not in ATTENTIONS.values()
+    tolerance = 1e-5 if out.dtype == jnp.float32 else 2**-8
+    assert_close(out, expected, 2e-2 if may_round else tolerance, name)
 
 
 @law("value_heads", every_setting=False)
 def values_of_more_heads(mechanism: Mechanism) -> None:
-  """Each head of queries and keys must be shared by neighbouring heads of values.
+  """Neighbouring heads of values must share each head of queries and keys.
 
-  The result must equal that of queries and keys repeated by
+  The result must equal that for queries and keys repeated by
   `jnp.repeat(x, N // x.shape[2], axis=2)`, with the same gates.
   """
   qkv, _ = mechanism.draw(Case(num_kv_heads=4))

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from models.config import Activation, ModelConfig
 from models.kind import NOTHING
-from settings.fields import STRICT, Count, fault
+from settings.fields import STRICT, Count, error_line
 
 
 class Layout(NamedTuple):
@@ -258,7 +258,7 @@ def value(
   try:
     return _adapter(kind).validate_python(given)
   except ValidationError as error:
-    raise ValueError(fault(error, name)) from None
+    raise ValueError(error_line(error, name)) from None
 
 
 def per_layer(

@@ -15,7 +15,7 @@ from models.published.family import Description
 from models.published.load import Pretrained, make_model
 from models.transformer import Transformer
 from settings.build import to_mapping
-from settings.leaves import flatten
+from settings.field_values import flatten
 
 
 def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:

@@ -456,9 +456,7 @@ def test_variables_that_are_missing_are_named(name):
 
 
 def test_gates_need_inputs_that_flax_does_not_give():
-  with pytest.raises(
-    ValueError, match=r"^attention: its gates read .*gates_fr"
-  ):
+  with pytest.raises(ValueError, match=r"^attention: its gates .*gates_fr"):
     as_attention_fn(ATTENTIONS["gated_delta"]())
 
 

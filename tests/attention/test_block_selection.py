@@ -9,7 +9,7 @@ import pytest
 
 from attention import dense_attention, moba_attention, nsa_attention
 from attention.platform import backend
-from attention.softmax.block_selection import best_blocks, selected_blocks
+from attention.softmax.block_selection import moba_blocks, nsa_blocks
 from tests.attention import calls
 from tests.refusals import assert_refused
 
@@ -21,23 +21,23 @@ PLACES = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
 
 
 @partial(jax.jit, static_argnums=2)
-def moba_blocks(query, key, where):
+def moba_selection(query, key, where):
   with backend.tracing_for(where):
-    return best_blocks(query, key, jnp.ones((B, T), bool), PLACES, SIZE, 4)
+    return moba_blocks(query, key, jnp.ones((B, T), bool), PLACES, SIZE, 4)
 
 
 @partial(jax.jit, static_argnums=2)
-def nsa_blocks(query, key, where):
+def nsa_selection(query, key, where):
   # Compressed keys are every second key, of blocks of two.
   key = key[:, 1::2]
   shown = jnp.ones(key.shape[:2], bool)
   sizes, total = (2, 2, SIZE, 5), -(-T // SIZE)
   with backend.tracing_for(where):
-    return selected_blocks(query, key, shown, PLACES, sizes, total, None)
+    return nsa_blocks(query, key, shown, PLACES, sizes, total, None)
 
 
 SELECTIONS = pytest.mark.parametrize(
-  "blocks", [moba_blocks, nsa_blocks], ids=["moba", "nsa"]
+  "blocks", [moba_selection, nsa_selection], ids=["moba", "nsa"]
 )
 
 
@@ -56,7 +56,7 @@ def test_of_equal_blocks_the_earlier_is_taken(blocks):
   query, key, _ = draw()
   key = np.broadcast_to(np.asarray(key)[:, :1], key.shape)
   last = np.sort(np.asarray(blocks(query, key, "cpu"))[:, -1])
-  expected = [0, 1, 2, 11] if blocks is moba_blocks else [0, 1, 2, 10, 11]
+  expected = [0, 1, 2, 11] if blocks is moba_selection else [0, 1, 2, 10, 11]
   np.testing.assert_array_equal(
     last, np.broadcast_to(expected, (*last.shape[:-1], len(expected)))
   )

@@ -192,7 +192,9 @@ def test_lists_in_place_of_arrays_are_refused_by_records(unchecked):
 
 def test_an_axis_without_anything_is_refused():
   none, decay = X[:, :, :0], jnp.zeros((1, 4, 2))
-  with pytest.raises(ValueError, match=r"^query: expected at least one of ev"):
+  with pytest.raises(
+    ValueError, match=r"^query: expected sizes of at least one"
+  ):
     attention.gated_linear_attention(none, X, X, log_decay=decay)
   blocks = jnp.zeros((1, 4, 1, 0), int)
   with pytest.raises(ValueError, match=r"^block_indices: .* M of at least 1"):

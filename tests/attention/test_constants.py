@@ -34,9 +34,9 @@ def _only(pattern, text):
 def test_normaliser_of_nothing():
   pattern = r"normaliser is under (\S+?),? (?:gets|counts)"
   text = attention.linear_attention.__doc__
-  assert _only(pattern, text) == features._NOTHING
+  assert _only(pattern, text) == features._MIN_NORMALISER
   exponent = _only(r"normaliser is below 10⁻(\S+) gets", _in_digits(_PAGE))
-  assert math.isclose(10**-exponent, features._NOTHING)
+  assert math.isclose(10**-exponent, features._MIN_NORMALISER)
 
 
 def _in_digits(text):
@@ -45,7 +45,7 @@ def _in_digits(text):
 
 
 def test_normaliser_of_rows_out_of_range():
-  assert _only(r"n_t < (\S+) up", features.__doc__) == features._LOST
+  assert _only(r"n_t < (\S+) up", features.__doc__) == features._MIN_ACCURATE
 
 
 def test_epsilon_of_relu_features():

@@ -93,7 +93,7 @@ def _hands_on_to(name):
   if name == "gated_linear":
     return definitions.delta_rule_attention
   if name in ("mesa", "gka", "momentum_delta", "log_linear"):
-    return recurrent.starts
+    return recurrent.segment_starts
   if name in ("delta_product", "mamba", "rwkv7"):
     return recurrent.recurrence
   return definitions.dense_attention

@@ -102,8 +102,8 @@ MINE = "their_package.mine:"
 FAULTS = [
   ("performr", {}, "name: unknown 'performr'; did you mean 'performer'\\?$"),
   ("plain", {}, "name: expected one of .*, package.module:factory, got"),
-  ("nosuch:plain", {}, "name: no module 'nosuch' is found; .* PYTHONPATH"),
-  ("their_package.mien:plain", {}, "name: no module 'their_package.mien' is f"),
+  ("nosuch:plain", {}, "name: no module named 'nosuch'; .* PYTHONPATH"),
+  ("their_package.mien:plain", {}, "name: no module named 'their_package.mien'"),
   ("their_package/mine.py:plain", {}, "name: expected package.module:factory"),
   (":plain", {}, "name: expected package.module:factory"),
   (MINE, {}, "name: expected package.module:factory"),

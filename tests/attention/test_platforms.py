@@ -268,12 +268,12 @@ def test_one_export_has_a_plan_for_each():
 
 def test_the_trips_are_what_the_budget_says():
   for tile_bytes, expected in ((2**29, 2), (2**27, 6)):
-    programs.forget()
+    programs.clear_cache()
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(backend, "TILE_BYTES", tile_bytes)
       program = traced.__wrapped__("sliding_window", False, "gpu")
       found = trips(program.jaxpr.jaxpr)
-    programs.forget()
+    programs.clear_cache()
     # 128 rows see 640 keys: 2.5 MiB of scores, and as much of keys and values.
     assert set(found) == {expected}
 

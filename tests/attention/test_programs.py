@@ -99,12 +99,12 @@ def test_settings_of_jax_are_read_in_every_call():
 
 
 def test_programs_are_bounded():
-  programs.forget()
+  programs.clear_cache()
   q, k, v = draw(3)
   for _ in range(1000):
     attention.dense_attention(q, k, v)
   assert programs._program.cache_info().currsize == 1
-  assert programs._program.cache_info().maxsize == programs.MOST
+  assert programs._program.cache_info().maxsize == programs.MAX_PROGRAMS
 
 
 def test_a_cache_that_is_full_is_refused_in_an_eager_call():

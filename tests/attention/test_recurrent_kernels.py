@@ -189,9 +189,9 @@ def gated(decay_width=None, shape=(1, 3, 2, 64), dtype="bfloat16", **options):
     ({"shape": (1, 3, 2, 48)}, "takes heads of 64 or 128, got 48 and 48"),
     (
       {"shape": (1, 3, 1, 64), "decay_width": 64},
-      "takes decays of channels for N·H a multiple of 128, got 64",
+      "takes decays per channel for N·H a multiple of 128, got 64",
     ),
-    ({"shape": (1, 9999, 2, 64)}, "has no kernel of simple_gla for queries of"),
+    ({"shape": (1, 9999, 2, 64)}, "has no simple_gla kernel for queries of"),
   ],
 )
 def test_what_no_kernel_serves_is_told(monkeypatch, call, reason):

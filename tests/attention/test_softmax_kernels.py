@@ -359,7 +359,7 @@ def test_gpus_that_cudnn_does_not_serve(monkeypatch, attend):
       compute_capability=capability,
     )
     calls.clear()
-    programs.forget()
+    programs.clear_cache()
     with monkeypatch.context() as patch:
       patch.setattr(jax, "devices", itertools.repeat([device]).__next__)
       traced(attend, *qkv)

@@ -77,12 +77,12 @@ def stopped(variables, query, key, value, **call):
   return dense_attention(query, jax.lax.stop_gradient(key), value, **call)
 
 
-HIDDEN = "nan where the mask hides changes the result"
+HIDDEN = "nan at masked positions changes the result"
 MISTAKES = {
   "mask": (
     applying(lambda call: call | {"mask": None}),
     ("hidden_positions_may_hold_anything", HIDDEN),
-    ("attention_matrix", "a pair that the call hides has a weight"),
+    ("attention_matrix", "a pair that the call masks has a weight"),
   ),
   "a weight of zero times NaN": (
     changed(apply=by_weights),

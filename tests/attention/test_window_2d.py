@@ -11,7 +11,7 @@ import pytest
 from attention import Dims, definitions, window_2d, window_2d_attention
 from attention.platform import backend
 from attention.testing import assert_close
-from attention.window_2d import windows_of
+from attention.window_2d import make_grid
 from tests.attention.calls import (
   assert_defined,
   assert_equal,
@@ -105,7 +105,7 @@ def test_numbers_are_those_of_transformers(case):
 def test_a_grid_is_cut_into_windows_and_put_back():
   for grid, window, shift in (((5, 3), 2, 1), ((6, 6), 3, 0), ((7, 8), 3, 2)):
     length = grid[0] * grid[1]
-    places = windows_of(length, grid, window, shift)
+    places = make_grid(length, grid, window, shift)
     x = np.arange(1, 2 * length + 1).reshape(2, length)
     cut, back = jax.jit(
       lambda x, p=places: (p.to_windows(x), p.from_windows(p.to_windows(x)))
@@ -118,7 +118,7 @@ def test_a_grid_is_cut_into_windows_and_put_back():
 
 def test_the_first_window_after_a_shift():
   """The corner of the grid moves to the end, where it is alone."""
-  places = windows_of(16, (4, 4), 2, 1)
+  places = make_grid(16, (4, 4), 2, 1)
   cut = jax.jit(places.to_windows)
   number = cut(np.arange(16)[None])[0].reshape(4, 4)
   np.testing.assert_array_equal(number[0], [5, 6, 9, 10])
@@ -129,7 +129,7 @@ def test_the_first_window_after_a_shift():
 
 @pytest.mark.parametrize("length", [1, 2, 7, 12, 13, 16, 17, 31])
 def test_the_grid_of_a_length_is_nearly_a_square(length):
-  places = windows_of(length, None, 2, 0)
+  places = make_grid(length, None, 2, 0)
   assert 0 <= places.columns - places.rows <= 1
   assert places.rows * places.columns >= length
   assert (places.rows - 1) * places.columns < length
@@ -201,7 +201,7 @@ def test_windows_drop_different_weights():
   @jax.jit
   def windows(x):
     out = window_2d_attention(x, x, x, grid=(4, 4), window=2, **dropout)
-    return windows_of(16, (4, 4), 2, 0).to_windows(out).reshape(4, 4)
+    return make_grid(16, (4, 4), 2, 0).to_windows(out).reshape(4, 4)
 
   assert len({tuple(window) for window in np.asarray(windows(x)).tolist()}) > 1
 

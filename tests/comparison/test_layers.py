@@ -126,7 +126,7 @@ def test_lists_in_across_stay_lists():
   [
     ({"attention": "sliding_window:windw=8"}, "attention: .*: windw"),
     ({"attention": "sliding_widow:window=8"}, "attention: unknown 'sliding_w"),
-    ({"attention": "no.module:f:x=1"}, "attention: no module 'no' is found"),
+    ({"attention": "no.module:f:x=1"}, "attention: no module named 'no'"),
     ({"attention": "lsh:num_rounds=2:x"}, "attention: expected name:option="),
     ({"variants": {"v": {"layers": "lsh:num_rounds=0"}}}, "variants.v.layers"),
     ({"variants": {"v": "delta,flash"}}, "variants.v: expected {'layers': "),

@@ -63,7 +63,7 @@ def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, capsys, has_finished):
   config: Any = types.SimpleNamespace(train=train)
   run: Any = types.SimpleNamespace(shapes=like, config=config)
   generation.restore_variables(run, tmp_path)
-  assert "gone" not in workdir.had_finished(tmp_path, config)
+  assert "gone" not in workdir.finished_message(tmp_path, config)
   assert not capsys.readouterr().err
   shutil.rmtree(tmp_path / "checkpoints" / "3")
   generation.restore_variables(run, tmp_path, step=1)
@@ -71,7 +71,7 @@ def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, capsys, has_finished):
   generation.restore_variables(run, tmp_path)
   told = "step 3, with which this run finished, is gone; .* of step 2"
   assert bool(re.search(told, capsys.readouterr().err)) == has_finished
-  told = workdir.had_finished(tmp_path, config)
+  told = workdir.finished_message(tmp_path, config)
   assert "its last checkpoint is gone: the newest is of step 2" in told
 
 
@@ -182,14 +182,14 @@ def test_a_digest_does_not_depend_on_how_a_leaf_is_cut():
     rng.normal(size=(6, 5, 4)).astype(jnp.bfloat16),
     rng.integers(0, 2, (6, 4)).astype(bool),
   ):
-    expected = checkpoint._mix_part(whole, (0,) * whole.ndim, whole.shape)
+    expected = checkpoint._sum_shard(whole, (0,) * whole.ndim, whole.shape)
     half, third = whole.shape[0] // 2, whole.shape[-1] // 3
     found = 0
     for rows in (slice(0, half), slice(half, None)):
       for columns in (slice(0, third), slice(third, None)):
         corner = (rows.start, *(0,) * (whole.ndim - 2), columns.start)
         part = whole[rows, ..., columns]
-        found += checkpoint._mix_part(part, corner, whole.shape)
+        found += checkpoint._sum_shard(part, corner, whole.shape)
     assert found % 2**64 == expected
 
 

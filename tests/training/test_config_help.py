@@ -2,7 +2,7 @@
 
 import pathlib
 
-from settings.leaves import flatten
+from settings.field_values import flatten
 from tests import commands
 from tests.training import defaults
 from tests.training.tiny import config

@@ -11,7 +11,7 @@ import pytest
 from attention import ATTENTIONS
 from attention import mechanism as mechanisms
 from settings.errors import ConfigError
-from settings.leaves import put
+from settings.field_values import put
 from tests.attention.forms import KINDS
 from tests.here import here, is_here
 from tests.training.tiny import Parts, drawn
@@ -290,11 +290,11 @@ def test_a_mechanism_outside_the_project_is_used_as_one_of_its_own(outside):
     used = {f: c for f, [c] in config.model.attentions.items()}
     assert {slot.name for slot in used.values()} == {whole}
     assert experiment_config.parse(config.to_mapping()) == config
-    assert not experiment.dense_because(f"x.py:{whole}", config)
+    assert not experiment.dense_reasons(f"x.py:{whole}", config)
   config = experiment_config.parse(load("copy", undecodable))
   names = [config.model.attentions[slot][0].name for slot in slots]
   assert names == [undecodable, "dense", undecodable]
-  assert experiment.dense_because(f"copy.py:{undecodable}", config) == [
+  assert experiment.dense_reasons(f"copy.py:{undecodable}", config) == [
     f"decoder: dense, because {undecodable} cannot decode token by token"
   ]
   folder = workdir.default(f"configs/copy.py:{undecodable}", config)
@@ -309,7 +309,7 @@ def test_a_mechanism_outside_the_project_is_used_as_one_of_its_own(outside):
 def test_why_dense_fills_a_slot():
   def told(file, attention, **leaves):
     config = experiment_config.parse(load(file, attention, **leaves))
-    return experiment.dense_because(f"{file}.py:{attention}", config)
+    return experiment.dense_reasons(f"{file}.py:{attention}", config)
 
   assert told("copy", "linformer") == [
     "decoder: dense, because linformer cannot be causal"

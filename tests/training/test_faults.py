@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 from settings.errors import ConfigError
-from settings.leaves import flatten, put
+from settings.field_values import flatten, put
 from tests.here import is_here
 from tests.training.test_experiment import CONFIGS as FILES
 from tests.training.test_experiment import PAPER

@@ -131,7 +131,7 @@ def test_seconds_and_tokens_of_training_alone(tmp_path, monkeypatch):
     meter.fetch()
 
   take(0, 1000.0, 70.0, 10.0)
-  meter.forget_first()  # It compiled.
+  meter.discard_first_step()  # It compiled.
   take(1, 3.0, 100.0, 20.0)
   clock.now += 100.0
   meter.skip_clock()  # An evaluation.
@@ -211,10 +211,10 @@ def test_a_notebook_outlives_a_signal_before_the_first_step(
 
 def test_what_is_said_of_a_run_that_is_stopped_before_a_step(run, tmp_path):
   """Of one that goes on, where it does."""
-  assert loop.before_a_step(tmp_path) == "stopped before the first step"
+  assert loop.before_first_step(tmp_path) == "stopped before the first step"
   assert run(FakeTask(), stop_at=3) is None
   told = "stopped and saved at step 3; run it again to continue"
-  assert loop.before_a_step(tmp_path) == told
+  assert loop.before_first_step(tmp_path) == told
 
 
 def test_stopped_at_a_step_and_continued_equals_uninterrupted(run, tmp_path):

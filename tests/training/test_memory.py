@@ -66,10 +66,10 @@ def test_arrays_may_lie_on_devices_and_several_hosts_share_a_run(monkeypatch):
   ):
     with monkeypatch.context() as patch:
       patch.setattr(experiment.jax, name, lambda found=found: found)
-      experiment.check_size(config(), 3, held=(fits - 1) * GB)
+      experiment.check_size(config(), 3, state=(fits - 1) * GB)
       told = f"more than the {fits} GB of memory here"
       with pytest.raises(ConfigError, match=told):
-        experiment.check_size(config(), 3, held=(fits + 1) * GB)
+        experiment.check_size(config(), 3, state=(fits + 1) * GB)
 
 
 @pytest.mark.parametrize(

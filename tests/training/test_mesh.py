@@ -317,7 +317,7 @@ def test_what_a_mechanism_makes_for_each_head_lies_with_it(name):
   [
     ({"data": 3}, r"^config.mesh.data: expected axes whose product is 8"),
     ({"fsdp": 3}, r"whose product is a divisor of 8, .* data=-1, fsdp=3"),
-    ({"data": 2, "fsdp": 2}, r"-1 takes the devices that the others leave"),
+    ({"data": 2, "fsdp": 2}, r"-1 means all remaining devices"),
     ({"tensor": 8}, "^config.mesh.tensor: expected a divisor"),
     ({"data": 8}, r"^config.batch_size: 12 rows do not split over 8 devices"),
     (

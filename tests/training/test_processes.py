@@ -168,7 +168,7 @@ def test_a_silent_process_is_named(tmp_path):
     [tmp_path / str(number) for number in range(4)],
     own=0,
     stop=stop,
-    lost=found.append,
+    on_lost=found.append,
     every=0.02,
     limit=0.3,
   )

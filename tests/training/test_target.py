@@ -56,7 +56,7 @@ def test_whether_a_step_fits():
   ):
     refused = step._replace(refusal=compiled_step.refusal(message))
     told = compiled_step.fits(refused, machine._replace(memory=16 * 10**9))
-    assert told == "does not fit 16 GB: the compiler wants 16.26G of 15.75G"
+    assert told == "does not fit 16 GB: the compiler needs 16.26G of 15.75G"
   assert not compiled_step.refusal("INTERNAL: Mosaic failed to compile")
 
 

@@ -11,7 +11,7 @@ import pytest
 from configs import copy, duplicate
 from models.published import files
 from settings.errors import ConfigError, RunError
-from settings.leaves import put
+from settings.field_values import put
 from tests import commands
 from training import atomic, experiment, experiment_config, ownership, workdir
 

@@ -1,4 +1,4 @@
-"""The flag --config=FILE.py, whose fields the command line can override."""
+"""The flag --config=FILE.py, with overrides of fields on the command line."""
 
 from pathlib import Path
 import re
@@ -10,7 +10,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from settings.errors import ConfigError, one_line
-from settings.suggest import no_file
+from settings.suggest import missing_file
 from training.commands import entry
 
 _NAME = "config"
@@ -20,11 +20,10 @@ _OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]*)(=?)")
 def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
   """Defines the flag; `entry.load_config` reads it.
 
-  The command line may set a field that the file does not have, also in a section
-  that the file does not have. The lock of `config_flags` knows only the fields of
-  the file: it would refuse fields that the file leaves at their default, and the
-  options of a mechanism from the command line. Validation of the config reports
-  unknown fields by their full name.
+  The command line may set fields and sections that are not in the file. The config is
+  therefore not locked: a lock would refuse fields that the file leaves at their
+  defaults, and options of a mechanism that the command line chooses. The validation of
+  the config reports unknown fields by their full names.
   """
   try:
     holder = config_flags.DEFINE_config_file(
@@ -45,7 +44,7 @@ def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
 
 
 def typed_fields(holder: flags.FlagHolder) -> list[str]:
-  """Fields that the command line sets, by full name: 'model.num_layers'."""
+  """Returns the full names of the fields that the command line sets."""
   return list(config_flags.get_override_values(flags.FLAGS[holder.name]))
 
 
@@ -57,7 +56,7 @@ def load(argument: str) -> ConfigDict:
   """
   path, _, parameter = argument.partition(":")
   if not Path(path).is_file():
-    raise ConfigError(f"config: {no_file(path)}")
+    raise ConfigError(f"config: {missing_file(path)}")
   module = runpy.run_path(path)
   try:
     return module["get_config"](*filter(None, [parameter]))
@@ -68,7 +67,7 @@ def load(argument: str) -> ConfigDict:
 
 
 def _check_argument(error: Exception, argument: str) -> None:
-  """Raises ConfigError if the file takes no argument but was given one."""
+  """Raises ConfigError if a file that takes no argument got one."""
   if "get_config() takes 0 positional arguments" in str(error):
     path, _, parameter = argument.partition(":")
     raise ConfigError(
@@ -77,10 +76,10 @@ def _check_argument(error: Exception, argument: str) -> None:
 
 
 class _WithSections(flags.ArgumentParser):
-  """Adds the missing sections of the overrides to a config.
+  """Adds missing sections of overrides to a config.
 
   `accept_new_attributes` adds fields, but not sections: an override in a missing
-  section raises a KeyError that names nothing but the first part of the section.
+  section would raise a KeyError with only the first part of the section's name.
   """
 
   def __init__(self, parser: flags.ArgumentParser):
@@ -116,8 +115,8 @@ def _add_sections(config: ConfigDict, field: str, has_value: bool) -> None:
 
   A name may replace a section or a list of sections:
   `--config.model.decoder_attention=flash` and `=[gated_delta,flash]` choose by name,
-  whereas `config_flags` accepts only a value of the field's type. Validation of the
-  config refuses a name where none belongs.
+  whereas `config_flags` accepts only a value of the field's type. The validation of the
+  config refuses names elsewhere.
   """
   if not all(name.isidentifier() for name in field.split(".")):
     raise ConfigError(
@@ -137,7 +136,7 @@ def _add_sections(config: ConfigDict, field: str, has_value: bool) -> None:
         f"{_NAME}.{field}: unknown; {path} is one value and has no fields"
       )
   old = section.get(last)
-  inside = old if isinstance(old, list | tuple) else [old]
-  if has_value and any(isinstance(x, ConfigDict | dict) for x in inside):
+  items = old if isinstance(old, list | tuple) else [old]
+  if has_value and any(isinstance(x, ConfigDict | dict) for x in items):
     with section.unlocked(), section.ignore_type():
       section[last] = ""

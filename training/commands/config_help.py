@@ -1,4 +1,4 @@
-"""Every field of a config with its value and meaning, from the dataclasses.
+"""Describes every field of a config, with its value, from the config dataclasses.
 
 `python train.py --config=configs/copy.py --help` prints the fields of one config.
 `python -m training.commands.config_help` prints those of all tasks and models, for
@@ -19,11 +19,11 @@ from training.config import TrainConfig
 from training.experiment_config import ExperimentConfig
 
 WIDTH = 78
-"""Columns of a line of `--help`."""
+"""The width of the lines of `--help`."""
 
 
 def text(mapping: Mapping[str, Any]) -> str:
-  """The fields of one config, as `--help` shows them.
+  """Returns the fields of one config, for `--help`.
 
   Raises:
     ConfigError: the config is invalid.
@@ -33,7 +33,7 @@ def text(mapping: Mapping[str, Any]) -> str:
 
 
 def run_lines(config: ExperimentConfig) -> list[str]:
-  """The fields of a run, of its task and of its model."""
+  """Returns the fields of a run, its task and its model."""
   return [
     *lines(config.train),
     *lines(config.task, "task."),
@@ -42,11 +42,11 @@ def run_lines(config: ExperimentConfig) -> list[str]:
 
 
 def lines(config: Any, section: str = "") -> list[str]:
-  """The fields of a config dataclass, each with its value and its meaning.
+  """Returns the fields of a config dataclass, each with its value and its meaning.
 
   Args:
     config: the dataclass.
-    section: the start of the names of its fields.
+    section: the prefix of the names of its fields.
   """
   result, indent = [], " " * 6
   for name, _, value, meaning in _fields(config, section):
@@ -58,7 +58,7 @@ def lines(config: Any, section: str = "") -> list[str]:
 
 
 def page() -> str:
-  """The fields of the run, of every task and of every model, in Markdown."""
+  """Returns the fields of the run, every task and every model, in Markdown."""
   parts = ["## The run\n", _table(TrainConfig, "")]
   for name, entry in tasks.TASKS.items():
     parts += [f"## Task `{name}`\n", _table(entry.config_type, "task.")]
@@ -73,8 +73,9 @@ def page() -> str:
 def _table(kind: type, section: str) -> str:
   rows = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
   for name, type_, value, meaning in _fields(kind, section):
-    shown = f"`{value}`" if value else "needed"
-    rows.append(f"| `{name}` | {_describe_type(type_)} | {shown} | {meaning} |")
+    default = f"`{value}`" if value else "needed"
+    type_text = _describe_type(type_)
+    rows.append(f"| `{name}` | {type_text} | {default} | {meaning} |")
   return "\n".join(rows) + "\n"
 
 
@@ -120,7 +121,7 @@ def _describe_type(kind: Any) -> str:
 
 def _format_value(value: Any) -> str:
   if hasattr(value, "build"):
-    # All options that the command line can set, also those left at their default.
+    # All options that the command line can set, including those with their defaults.
     options = ", ".join(f"{k}={x!r}" for k, x in value.all_options.items())
     return value.name + (f" ({options})" if options else "")
   if isinstance(value, tuple):
@@ -131,7 +132,7 @@ def _format_value(value: Any) -> str:
 
 
 def meanings(kind: type) -> dict[str, str]:
-  """Maps fields to their meanings in "Attributes:" of the class and its bases."""
+  """Maps fields to their descriptions under "Attributes:" of a class and its bases."""
   texts: dict[str, str] = {}
   for base in kind.__bases__:
     texts |= meanings(base)

@@ -1,22 +1,24 @@
 r"""Prints the memory per device and the communication of a run, before it starts.
 
-    python -m training.commands.describe --config=configs/gpt.py --config.task.path=input.txt
-    python -m training.commands.describe --config=configs/copy.py --devices=8 \
+    python -m training.commands.describe --config=configs/gpt.py
+    --config.task.path=input.txt python -m training.commands.describe
+    --config=configs/copy.py --devices=8 \
       --config.mesh.fsdp=4 --config.mesh.tensor=2
-    make describe DESCRIBE="--config=configs/copy.py --target=h100:8 --config.mesh.fsdp=8"
+    make describe DESCRIBE="--config=configs/copy.py --target=h100:8
+    --config.mesh.fsdp=8"
 
-Compiles the run's training step and prints a table of the bytes per device: the
-parameters and the optimiser's state by sharding, the batch, and the memory that XLA
-reserves for activations, gradients and temporaries. A second table shows the bytes
-that a device sends in a step, by axes of the mesh; operations in a loop count once
-per iteration. The last line has the iterations of the longest loop. Nothing is
-trained or written.
+It compiles the run's training step and prints a table of the bytes per device: the
+sharded parameters and optimiser's state, the batch, and the memory that XLA reserves
+for activations, gradients and temporaries. A second table shows the bytes that a device
+sends in a step, by axes of the mesh; operations in a loop count once per iteration. The
+last line has the number of iterations of the longest loop. Nothing is trained or
+written.
 
---devices simulates this number of devices on a CPU. --target compiles for GPUs or
-TPUs that this machine does not have, and says whether their memory suffices: h100:8
-means eight H100, h100:16 two hosts of eight, v5e:4x4 sixteen TPUs. It needs packages
-that `make describe` installs. Such a program does not use cuDNN's kernel, for which
-the library would have to query a GPU.
+--devices simulates this number of devices on a CPU. --target compiles for GPUs or TPUs
+that this machine does not have, and says whether they have enough memory: h100:8 means
+eight H100, h100:16 two hosts of eight, and v5e:4x4 sixteen TPUs. It needs packages that
+`make describe` installs. Such a program does not use cuDNN's kernel, for which the
+library would have to query a GPU.
 """
 
 from absl import flags
@@ -58,16 +60,16 @@ def main() -> None:
   sizes = " × ".join(f"{name} {size}" for name, size in step.mesh.items())
   print(f"mesh: {sizes}\n")
   print("| | per device | total |\n| --- | --: | --: |")
-  for name, (local, whole) in step.held.items():
-    print(f"| {name} | {_readable(local)} | {_readable(whole)} |")
+  for name, (local, total) in step.held.items():
+    print(f"| {name} | {_format_bytes(local)} | {_format_bytes(total)} |")
   for name, size in (
     ("padding of layouts", step.padding),
     ("activations, gradients, temporaries", step.temporaries),
     ("the program", step.code),
   ):
     if size:
-      print(f"| {name} | {_readable(size)} | – |")
-  print(f"| sum | {_readable(step.together)} | |")
+      print(f"| {name} | {_format_bytes(size)} | – |")
+  print(f"| sum | {_format_bytes(step.total)} | |")
   if target:
     print(f"\n{compiled_step.fits(step, target)}")
   if step.refusal:
@@ -75,14 +77,14 @@ def main() -> None:
   print("\n| sent per device and step by | along | operations | bytes |")
   print("| --- | --- | --: | --: |")
   for (axes, kind), (count, size) in step.sent.items():
-    print(f"| {kind} | {axes} | {count:,} | {_readable(size)} |")
+    print(f"| {kind} | {axes} | {count:,} | {_format_bytes(size)} |")
   if not step.sent:
     print("| nothing | | | |")
   longest = f"{step.longest_loop:,} iterations" if step.longest_loop else "–"
   print(f"\nlongest loop of known length: {longest}")
 
 
-def _readable(count: float) -> str:
+def _format_bytes(count: float) -> str:
   for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
     if count >= size:
       return f"{count / size:.2f} {unit}"

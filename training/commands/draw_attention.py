@@ -1,21 +1,22 @@
-"""Draws the attention weights of every layer of a trained run for your own input.
+"""Draws the attention weights of every layer of a trained run for a given input.
 
-    python -m training.commands.draw_attention --workdir=/tmp/run --text="3 1" --target="3 1"
-    python -m training.commands.draw_attention --workdir=/tmp/vit --image=cat.png --query=2,5
-    python -m training.commands.draw_attention --workdir=/tmp/speech --audio=string.wav
+    python -m training.commands.draw_attention --workdir=/tmp/run --text="3 1"
+    --target="3 1" python -m training.commands.draw_attention --workdir=/tmp/vit
+    --image=cat.png --query=2,5 python -m training.commands.draw_attention
+    --workdir=/tmp/speech --audio=string.wav
 
-Writes one picture per layer, with one panel per head, to WORKDIR/attention:
-encoder_1_self_attention.png and so on. --text is the input of the model: a source,
-or the prompt of a decoder-only model, which --target continues. The target of a
-source is --target, by default the model's greedy output. Axes of more than 64
-tokens are labelled by position instead of by token.
+It writes one picture per layer, with one panel per head, to WORKDIR/attention:
+encoder_1_self_attention.png and so on. --text is the input of the model: a source, or
+the prompt of a decoder-only model, which --target continues. The target of a source is
+--target, by default the model's greedy output. Axes of more than 64 tokens are labelled
+by position instead of by token.
 
-An image model reads a PNG or JPEG file. attention.png then shows, over the image,
-the attention of [CLS] in every layer and its rollout through all layers, or with
---query the attention of the patch in that row and column, both counted from 0. For
-a Perceiver it shows the attention of the latents.
+An image model reads a PNG or JPEG file. attention.png then shows, over the image, the
+attention of [CLS] in every layer and its rollout through all layers, or with --query
+the attention of the patch in that row and column, both counted from 0. For a Perceiver,
+it shows the attention of the latents.
 
-Gato writes the caption of an image of the size that it was trained on;
+Gato writes the caption of an image whose size is that of its training images;
 attention.png shows how much its words attend to words and to the image.
 
 A speech model reads an audio file: attention.png shows, below the spectrogram, the
@@ -57,8 +58,8 @@ def main() -> None:
   """Draws the pictures of one input."""
   if _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of a trained run")
-  given = [x for x in (_TEXT, _IMAGE, _AUDIO) if x.value is not None]
-  if len(given) != 1:
+  inputs = [x for x in (_TEXT, _IMAGE, _AUDIO) if x.value is not None]
+  if len(inputs) != 1:
     raise ConfigError(
       "--text: expected the text that the model reads, or --image=FILE for an "
       "image model, or --audio=FILE for a speech model"
@@ -75,7 +76,7 @@ def main() -> None:
     workdir_lib.read_config(workdir), restore=True
   )
   workdir_lib.check_writable("--out", folder)
-  process.keep_programs()
+  process.cache_programs()
   run = experiment.create(config, workdir, restore=True)
   variables = generation.restore_variables(run, workdir)
   for flag in (_IMAGE, _AUDIO):
@@ -88,13 +89,13 @@ def main() -> None:
   maps = attention_maps.named_maps(run.model, variables, run.task, example)
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, shown in maps.items():
+    for name, attention in maps.items():
       path = folder / f"{name}.png"
-      attention_maps.draw_maps(path, [shown])
+      attention_maps.draw_maps(path, [attention])
       print(path)
   except OSError as error:
     raise ConfigError(f"--out: {error}") from error
-  longest = max(max(shown.weights.shape[1:]) for shown in maps.values())
+  longest = max(max(x.weights.shape[1:]) for x in maps.values())
   if longest > attention_maps.MAX_LABELS:
     print(f"more than {attention_maps.MAX_LABELS} tokens: labels are positions")
 

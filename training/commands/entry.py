@@ -1,4 +1,4 @@
-"""Start of the entry points: flags, help, and errors in one line."""
+"""Startup of the entry points: flags, help, and one-line errors."""
 
 from collections.abc import Callable, Sequence
 import errno
@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from settings.errors import ConfigError, RunError, one_line
-from settings.suggest import no_file
+from settings.suggest import missing_file
 from training.devices import process
 
-# Python's messages for a text that is not a value of a type.
+# Parts of Python's error messages, and what our messages expect instead.
 _EXPECTED = {
   "invalid literal for int()": "a valid integer",
   "could not convert string to float": "a valid number",
@@ -29,9 +29,9 @@ _EXPECTED = {
 
 _HELP = ("--help", "-help", "--helpshort", "-?")
 
-# Importing libraries and tracing a model create millions of objects that stay
-# alive. With Python's threshold of 700 the garbage collector scans them 800 times
-# during a start, which takes 0.6 s.
+# Importing libraries and tracing a model create millions of objects that stay alive.
+# With Python's threshold of 700, the garbage collector scans them 800 times during
+# startup, which takes 0.6 s.
 _COLLECT_EVERY = 50_000
 
 
@@ -42,25 +42,25 @@ def run(
 ) -> NoReturn:
   """Parses flags and calls `main`.
 
-  Exits with 0, or prints one line on standard error: it exits with 2 for a user's
-  mistake, before anything is written, and with 1 if a run was stopped. `--help`
-  shows the docstring of the program's file, with its examples, and the flags of
-  that file; after `--config`, also the fields of the config.
+  The exit code is 0 on success. A user's mistake prints one line on standard error and
+  exits with 2, before anything is written; a stopped run prints one line and exits with
+  1. `--help` shows the docstring of the program, with its examples, and its flags; with
+  `--config`, it also shows the fields of the config.
 
   Args:
     main: the program; called without arguments, or, if there are `commands`, with
       the command from the command line, or None.
     commands: words that may precede the flags.
-    describe: makes the text of a config's fields from its mapping, for `--help`.
+    describe: formats the fields of a config, given its mapping, for `--help`.
   """
 
   def guarded(arguments):
     # Libraries log much that does not concern the user.
     logging.set_verbosity(logging.FATAL)
-    threading.excepthook = sys.unraisablehook = lambda told: _aside(
-      told.exc_type, told.exc_value, told.exc_traceback
+    threading.excepthook = sys.unraisablehook = lambda failure: _report(
+      failure.exc_type, failure.exc_value, failure.exc_traceback
     )
-    sys.excepthook = _aside
+    sys.excepthook = _report
     try:
       code = main(*_command(arguments[1:], commands))
       sys.stdout.flush()
@@ -78,21 +78,21 @@ def run(
     except Exception as error:
       if line := _exhausted(error):
         print(line, file=sys.stderr, flush=True)
-        # Otherwise every library thread would report its own failed write.
+        # Exit here, so that threads of libraries do not report their failed writes.
         os._exit(1)
       if line := _missing_device():
         fail(line, 2)
       raise
 
   gc.set_threshold(_COLLECT_EVERY)
-  process.replace_signs()
-  process.keep_fonts()
+  process.replace_unencodable()
+  process.cache_fonts()
   app.run(guarded, flags_parser=partial(_parse, describe))
   raise AssertionError  # app.run exits.
 
 
 def _command(words: Sequence[str], commands: Sequence[str]) -> list[str | None]:
-  """The arguments of `main`: the command among the words that are not flags."""
+  """Returns the arguments of `main`, from the words that are not flags."""
   if not words:
     return [None] if commands else []
   if len(words) == 1 and words[0] in commands:
@@ -103,11 +103,11 @@ def _command(words: Sequence[str], commands: Sequence[str]) -> list[str | None]:
   )
 
 
-def _aside(kind: Any, error: Any, trace: Any) -> None:
-  """Reports an exception of a thread or callback.
+def _report(kind: Any, error: Any, trace: Any) -> None:
+  """Reports an exception of a thread or a callback.
 
-  Skips a lack of disk space or memory, which ends the run by itself, and the closed
-  event loop that Orbax's library then finds.
+  It skips a lack of disk space or memory, which ends the run, and the error of Orbax's
+  library that its event loop is then closed.
   """
   if not _exhausted(error) and "Event loop is closed" not in str(error):
     sys.__excepthook__(kind, error, trace)
@@ -118,8 +118,8 @@ _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def _exhausted(error: BaseException | None) -> str:
-  """Explains a full disk, missing permission or lack of memory; else empty."""
-  again = "then the same command continues from the last checkpoint"
+  """Explains a full disk, a missing permission or a lack of memory; otherwise empty."""
+  advice = "then the same command continues from the last checkpoint"
   while error is not None:
     text = one_line(error)
     # Orbax's library puts the errno of a system error into its message.
@@ -127,13 +127,13 @@ def _exhausted(error: BaseException | None) -> str:
     code = int(number[1]) if number else getattr(error, "errno", 0) or 0
     if code in (*_NO_ROOM, *_NOT_ALLOWED):
       remedy = "make room" if code in _NO_ROOM else "allow this user to use it"
-      where = getattr(error, "filename", None)
-      place = f" ({where})" if where else ""
-      return f"{os.strerror(code)}{place}; {remedy}, {again}"
+      filename = getattr(error, "filename", None)
+      path = f" ({filename})" if filename else ""
+      return f"{os.strerror(code)}{path}; {remedy}, {advice}"
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
       return (
-        f"out of memory ({text[:200]}); lower config.batch_size or what else is "
-        f"large, or double config.optimizer.accumulate_steps, {again}"
+        f"out of memory ({text[:200]}); lower config.batch_size or another large "
+        f"size, or double config.optimizer.accumulate_steps, {advice}"
       )
     error = error.__cause__ or error.__context__
   return ""
@@ -142,8 +142,8 @@ def _exhausted(error: BaseException | None) -> str:
 def _missing_device() -> str:
   """Explains a wrong JAX_PLATFORMS; empty if JAX has such a device.
 
-  Called only after a failure: JAX initialises its devices on first use, and reports
-  only in a traceback that it has none.
+  It is called only after a failure: JAX initialises its devices on first use, and
+  reports missing devices only in a traceback.
   """
   platforms, jax = os.environ.get("JAX_PLATFORMS"), sys.modules.get("jax")
   if not platforms or jax is None:
@@ -151,10 +151,10 @@ def _missing_device() -> str:
   try:
     jax.devices()
   except (AssertionError, RuntimeError) as error:
-    why = f" ({one_line(error)})" if str(error) else ""
+    reason = f" ({one_line(error)})" if str(error) else ""
     return (
       f"JAX_PLATFORMS: expected a device that this machine has, got "
-      f"{platforms!r}{why}; without the variable JAX chooses an available device"
+      f"{platforms!r}{reason}; without the variable JAX chooses an available device"
     )
   return ""
 
@@ -162,10 +162,10 @@ def _missing_device() -> str:
 def load_config(
   flag: flags.FlagHolder, example: str = "configs/copy.py"
 ) -> tuple[str, Any]:
-  """The value of a config flag, and the mapping that it stands for.
+  """Returns the value of a config flag, and the config that it specifies.
 
   Args:
-    flag: result of `config_flag.define`, parsed.
+    flag: the parsed result of `config_flag.define`.
     example: the file that the message names if the flag is missing.
 
   Returns:
@@ -180,7 +180,7 @@ def load_config(
   # config_flags reports a missing file only when the value is used.
   path = file.partition(":")[0]
   if not Path(path).is_file():
-    raise ConfigError(f"--config: {no_file(path)}")
+    raise ConfigError(f"--config: {missing_file(path)}")
   return file, flag.value
 
 
@@ -193,12 +193,12 @@ def _parse(
   has_config = any(x.lstrip("-").startswith("config") for x in others[1:])
   if is_help:
     print(_help(arguments[0]))
-    # The config's fields follow only if there is a config file, which takes a
-    # second to run.
+    # The config's fields follow only if there is a config file, as running it takes a
+    # second.
     if describe is None or not has_config:
       sys.exit(0)
-  # A config may name a module of the current folder; Python puts only the folder
-  # of the script on its path.
+  # A config may name a module in the current folder, but Python's path has only the
+  # folder of the script.
   sys.path.append(os.getcwd())
   try:
     words = flags.FLAGS(others)
@@ -208,7 +208,7 @@ def _parse(
     return words
   except SystemExit:  # --helpfull, for which absl exits with 1.
     sys.exit(0)
-  # A config file and the libraries that read it may raise anything.
+  # A config file and the libraries that read it may raise any exception.
   except Exception as error:
     line = _cause(error)
     is_unknown = isinstance(error, flags.UnrecognizedFlagError)
@@ -218,10 +218,10 @@ def _parse(
 
 
 def _help(program: str) -> str:
-  """The program's docstring and its own flags."""
+  """Returns the program's docstring and its own flags."""
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Flags:"]
-  # Absl stores the flags of the main module under its path; ml_collections
-  # defines --config, so it is not among them.
+  # Absl stores the flags of the main module under its path. --config is not among them,
+  # because ml_collections defines it.
   own = flags.FLAGS.get_key_flags_for_module(program)
   config = [flags.FLAGS["config"]] if "config" in flags.FLAGS else []
   for flag in config + own:
@@ -234,7 +234,7 @@ def _help(program: str) -> str:
 
 
 def _cause(error: BaseException) -> str:
-  """The message of the error that absl and config_flags wrapped."""
+  """Returns the message of the error that absl and config_flags wrapped."""
   innermost = error
   while inner := innermost.__cause__ or (
     None if innermost.__suppress_context__ else innermost.__context__
@@ -244,8 +244,8 @@ def _cause(error: BaseException) -> str:
     return one_line(innermost)
   if isinstance(error, flags.IllegalFlagValueError):
     flag = re.match(r"flag --(\S+?)=(.*?): ", str(error))
-    for sign, expected in _EXPECTED.items():
-      if flag and sign in str(error):
+    for phrase, expected in _EXPECTED.items():
+      if flag and phrase in str(error):
         return f"{flag[1]}: expected {expected}, got {flag[2]!r}"
   if isinstance(error, OSError):
     text = one_line(innermost).rpartition("[Errno 2] ")[2]

@@ -1,7 +1,7 @@
 """Runs of several processes, on JAX's distributed runtime.
 
-The processes join, agree on values that must be equal in all of them, and end
-together. The first one (`jax.process_index() == 0`) writes the files of the run.
+The processes join, agree on values that must be equal in all of them, and end together.
+The first process (`jax.process_index() == 0`) writes the files of the run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,8 @@ _LOST_SECONDS = 60.0
 """A process without a heartbeat for this time is lost: twice a pause that a run
 survives."""
 _JAX_LOST_SECONDS = 100
-"""After this time JAX itself ends the other processes, by SIGABRT and with a report
-of several lines."""
+"""The time after which JAX itself ends the other processes, by SIGABRT and with a
+report of several lines."""
 _DONE = "done"
 
 _RECOGNISED = (
@@ -39,8 +39,8 @@ _RECOGNISED = (
   ),
   ("TPU_WORKER_HOSTNAMES", lambda value: "," in value),
 )
-"""Variables by which `jax.distributed` recognises SLURM, Open MPI, an indexed job of
-Kubernetes, and a TPU pod."""
+"""The variables by which `jax.distributed` recognises SLURM, Open MPI, an indexed job
+of Kubernetes, and a TPU pod."""
 
 
 def join(
@@ -48,14 +48,14 @@ def join(
 ) -> None:
   """Joins the other processes of the run, if there are any.
 
-  Call it before devices are used. Either all flags are given or none; without flags
-  JAX asks the scheduler, if it knows it. Processes other than the first print only
-  errors.
+  Call it before devices are used. Give all arguments or none; without arguments, JAX
+  asks the scheduler, if it knows the scheduler. Processes other than the first print
+  only errors.
 
   Args:
     coordinator: HOST:PORT of the first process.
-    num_processes: number of processes of the run.
-    process_id: number of this process, from 0.
+    num_processes: the number of processes of the run.
+    process_id: the number of this process, counted from 0.
 
   Raises:
     ConfigError: some flags are missing, or the other processes do not join.
@@ -119,14 +119,14 @@ def wait(name: str) -> None:
 
 
 def any_of(flag: bool) -> bool:
-  """Whether a flag is True in any process; all processes must call it."""
+  """Whether a flag is True in any process; all processes must call this function."""
   if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
 def total(numbers: np.ndarray) -> np.ndarray:
-  """Sums an array of uint64 over processes, modulo 2⁶⁴; all must call it."""
+  """Sums an array of uint64 over all processes, modulo 2⁶⁴; all must call this."""
   # JAX has no 64-bit types by default.
   halves = multihost_utils.process_allgather(numbers.view(np.uint32))
   return np.asarray(halves).view(np.uint64).sum(axis=0, dtype=np.uint64)
@@ -134,10 +134,10 @@ def total(numbers: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def heartbeat(folder: pathlib.Path) -> Iterator[None]:
-  """A context in which this process ends, with one line, if another one is lost.
+  """A context in which this process ends, with one line, if another process is lost.
 
-  Each process counts in its own file in `folder`, which all processes can read. A
-  process that hangs while its threads run is not detected.
+  Each process counts in its own file in `folder`, which all processes can read.
+  Processes that hang while their threads run are not detected.
   """
   if jax.process_count() == 1:
     yield
@@ -146,16 +146,16 @@ def heartbeat(folder: pathlib.Path) -> Iterator[None]:
   beats.mkdir(exist_ok=True)
   files, own = [beats / str(i) for i in range(count)], jax.process_index()
   _write(files[own], "0")
-  # No process may read a count of an earlier run.
+  # Wait, so that no process reads a count of an earlier run.
   wait("heartbeat")
 
-  def lost(number):
-    silent = f"silent for {_LOST_SECONDS:.0f} s"
-    _end(f"process {number} of {count} is lost ({silent})")
+  def on_lost(number):
+    reason = f"silent for {_LOST_SECONDS:.0f} s"
+    _end(f"process {number} of {count} is lost ({reason})")
 
   stop = threading.Event()
   thread = threading.Thread(
-    target=watch, args=(files, own, stop, lost), daemon=True
+    target=watch, args=(files, own, stop, on_lost), daemon=True
   )
   thread.start()
   try:
@@ -170,39 +170,39 @@ def watch(
   files: Sequence[pathlib.Path],
   own: int,
   stop: threading.Event,
-  lost: Callable[[int], None],
+  on_lost: Callable[[int], None],
   every: float = _BEAT_SECONDS,
   limit: float = _LOST_SECONDS,
 ) -> None:
-  """Counts until `stop` is set, and calls `lost` if another process stops counting.
+  """Counts until `stop` is set, and calls `on_lost` if another process stops counting.
 
   Args:
     files: one file per process.
-    own: number of this process.
-    stop: event that ends the loop.
-    lost: called with the number of the lost process.
+    own: the number of this process.
+    stop: the event that ends the loop.
+    on_lost: called with the number of the lost process.
     every: seconds between two checks.
     limit: seconds without a change after which a process is lost.
   """
-  seen: dict[int, tuple[str, float]] = {}
-  beat, looked = 0, time.monotonic()
+  counts: dict[int, tuple[str, float]] = {}
+  beat, last_check = 0, time.monotonic()
   while not stop.wait(every):
     beat, now = beat + 1, time.monotonic()
     _write(files[own], str(beat))
-    if now - looked > 2 * every:
-      # This process was suspended, and the others may have been too.
-      seen.clear()
-    looked = now
+    if now - last_check > 2 * every:
+      # This process was suspended, and so may have been the others.
+      counts.clear()
+    last_check = now
     for number, file in enumerate(files):
       text = ""
       with contextlib.suppress(OSError):
         text = file.read_text("utf-8")
       if number == own or text == _DONE:
         continue
-      if number not in seen or text != seen[number][0]:
-        seen[number] = text, now
-      elif now - seen[number][1] > limit:
-        return lost(number)
+      if number not in counts or text != counts[number][0]:
+        counts[number] = text, now
+      elif now - counts[number][1] > limit:
+        return on_lost(number)
 
 
 def _write(file: pathlib.Path, text: str) -> None:
@@ -214,11 +214,11 @@ def _write(file: pathlib.Path, text: str) -> None:
 def end_lost(error: BaseException) -> NoReturn:
   """Ends this process after an error that a lost process caused.
 
-  After a process is lost, the next collective operation of the others fails, and
-  they cannot agree on an orderly end.
+  After a process is lost, the next collective operation of the others fails, and they
+  cannot stop at the same step.
 
   Raises:
-    BaseException: `error`, in a run of one process.
+    BaseException: `error`, if the run has one process.
   """
   if jax.process_count() == 1:
     raise error
@@ -228,10 +228,10 @@ def end_lost(error: BaseException) -> NoReturn:
   )
 
 
-def _end(fault: str) -> NoReturn:
-  """Ends this process at once, with one line, without waiting for the others."""
+def _end(reason: str) -> NoReturn:
+  """Ends this process immediately, with one line, without waiting for the others."""
   print(
-    f"{fault}; start all of them again with the same command, and they continue "
+    f"{reason}; start all of them again with the same command, and they continue "
     "from the last checkpoint",
     file=sys.stderr,
     flush=True,

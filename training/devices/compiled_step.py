@@ -1,4 +1,4 @@
-"""Compiles the training step of a run for these devices or for a target."""
+"""Compiles the training step of a run for the devices of JAX or of a target."""
 
 from collections.abc import Mapping
 import math
@@ -22,15 +22,15 @@ class Step(NamedTuple):
 
   Attributes:
     run: the run that it trains.
-    mesh: axis -> number of devices along it.
-    held: what a device stores -> its bytes on one device, and its bytes in total.
-    padding: bytes that layouts add: a TPU stores arrays in tiles of 8 × 128.
+    mesh: maps axes to the numbers of devices along them.
+    held: maps what devices store to its bytes on one device, and its bytes in total.
+    padding: bytes that layouts add, as a TPU stores arrays in tiles of 8 × 128.
     temporaries: bytes of temporary arrays on a device; 0 if the compiler refused.
     code: bytes of the program, if it is stored in device memory.
     sent: see `hlo.sent_along`.
     longest_loop: number of iterations of the longest loop of known length, or 0.
     seconds: time of compilation.
-    refusal: how much memory is missing, if the compiler refused; else empty.
+    refusal: the missing memory, if the compiler refused; otherwise empty.
   """
 
   run: experiment.Experiment
@@ -45,13 +45,13 @@ class Step(NamedTuple):
   refusal: str = ""
 
   @property
-  def together(self) -> int:
-    """Bytes that a device needs."""
-    return self.kept + self.padding + self.temporaries + self.code
+  def total(self) -> int:
+    """The bytes that a device needs."""
+    return self.held_bytes + self.padding + self.temporaries + self.code
 
   @property
-  def kept(self) -> int:
-    """Bytes of `held` on one device."""
+  def held_bytes(self) -> int:
+    """The bytes of `held` on one device."""
     return sum(local for local, _ in self.held.values())
 
 
@@ -81,7 +81,7 @@ def compile_step(
     batch = parallel.place_batch(mesh, batch)
   where = parallel.shardings(mesh, run.shapes)
   state = parallel.with_shardings(run.shapes, where)
-  parts = {
+  trees = {
     "parameters": state.params,
     "optimiser's state": state.opt_state,
     "mean of parameters": state.ema,
@@ -90,10 +90,10 @@ def compile_step(
   }
   held = {
     name: (_bytes(tree, local=True), _bytes(tree))
-    for name, tree in parts.items()
+    for name, tree in trees.items()
     if _bytes(tree)
   }
-  found = Step(run, sizes, held)
+  compiled = Step(run, sizes, held)
   start = time.perf_counter()
   try:
     if target:
@@ -101,13 +101,15 @@ def compile_step(
     else:
       program = step.lower(state, batch).compile()
   except jax.errors.JaxRuntimeError as error:
-    refused = refusal(str(error))
-    if target is None or not refused:
+    reason = refusal(str(error))
+    if target is None or not reason:
       raise
-    return found._replace(refusal=refused)
+    return compiled._replace(refusal=reason)
   memory, text = program.memory_analysis(), program.as_text()
-  padding = memory.argument_size_in_bytes - found.kept if target else 0
-  return found._replace(
+  padding = 0
+  if target:
+    padding = memory.argument_size_in_bytes - compiled.held_bytes
+  return compiled._replace(
     padding=max(0, padding),
     temporaries=memory.temp_size_in_bytes,
     code=memory.generated_code_size_in_bytes if target else 0,
@@ -118,28 +120,29 @@ def compile_step(
 
 
 def refusal(message: str) -> str:
-  """Extracts 'needed of available' memory from an out-of-memory error of a TPU compiler.
+  """Extracts '12G of 16G' from an out-of-memory error of a TPU compiler.
 
-  Its versions phrase the error in two ways. For any other error, it is empty.
+  Versions of the compiler phrase the error in two ways. The result is empty for any
+  other error.
   """
   used = r"Used (\S+) of (\S+) hbm"
   required = r"memory required .*\((\S+)\) exceeds available HBM \((\S+)\)"
-  found = re.search(used, message) or re.search(required, message)
-  return f"{found[1]} of {found[2]}" if found else ""
+  match = re.search(used, message) or re.search(required, message)
+  return f"{match[1]} of {match[2]}" if match else ""
 
 
 def fits(step: Step, target: Target) -> str:
   """Says in one line whether a device has the memory that a step needs."""
   memory = f"{target.memory // 10**9} GB"
   if step.refusal:
-    return f"does not fit {memory}: the compiler wants {step.refusal}"
-  share = step.together / target.memory
-  verdict = "fits" if share <= 1 else "does not fit"
-  return f"{verdict} {memory}: {step.together / 1e9:.2f} GB, {share:.0%}"
+    return f"does not fit {memory}: the compiler needs {step.refusal}"
+  fraction = step.total / target.memory
+  verdict = "fits" if fraction <= 1 else "does not fit"
+  return f"{verdict} {memory}: {step.total / 1e9:.2f} GB, {fraction:.0%}"
 
 
 def _bytes(tree: Any, local: bool = False) -> int:
-  """Bytes of the arrays or sharded shapes of a tree, in total or on one device."""
+  """The bytes of the arrays or sharded shapes of a tree, in total or on one device."""
   return sum(
     leaf.dtype.itemsize
     * math.prod(leaf.sharding.shard_shape(leaf.shape) if local else leaf.shape)

@@ -1,8 +1,8 @@
-"""Counts the floating-point operations of a JAX function, with all loop iterations.
+"""Counts the floating-point operations of a JAX function, including loop iterations.
 
 XLA's `cost_analysis()` counts the body of a loop once, and most mechanisms are loops
-over blocks. This module therefore walks the jaxpr. It does so also for functions
-without loops, so that all counts are comparable.
+over blocks. Therefore, this module walks the jaxpr, also for functions without loops,
+so that all counts are comparable.
 
   dot_general, convolution     2 for each output and term of its sum
   elementwise                  1 for each output, also exp and similar functions
@@ -14,10 +14,10 @@ without loops, so that all counts are comparable.
 
 A scan counts length × body, a while loop iterations × body, a `shard_map` devices ×
 body, and a `cond` the branch taken, or the most expensive one if that is unknown. The
-numbers of iterations and the branches are computed from the small integers that depend
-only on constants and on the counters of enclosing loops. A loop whose end depends on
-the data counts only the iterations that are certain, usually none; `uncounted` lists
-it, like an operation without a rule.
+numbers of iterations and the branches are computed from small integers that depend only
+on constants and on the counters of enclosing loops. For a loop whose end depends on the
+data, only the iterations that are certain are counted, usually none; `uncounted` lists
+such loops, and operations without a rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,7 +76,7 @@ def count(function: Callable[..., Any], *args: Any) -> FlopCount:
 
   Args:
     function: a function that `jax.jit` accepts.
-    args: its arguments; a `jax.ShapeDtypeStruct` may stand for an array.
+    args: its arguments; a `jax.ShapeDtypeStruct` may replace an array.
 
   Returns:
     A `FlopCount`. Cost: one trace, and a walk that grows with the number of equations
@@ -91,10 +91,10 @@ def count(function: Callable[..., Any], *args: Any) -> FlopCount:
 
 
 class _Walk:
-  """Adds up operations in a program that computes only the bounds of loops.
+  """Sums operations in a program that computes only the bounds of loops.
 
-  An unknown value is None. A cost is a `float` if it does not depend on values, and
-  otherwise an array of the program.
+  Unknown values are None. A cost is a `float` if it does not depend on values, and an
+  array of the program otherwise.
   """
 
   def __init__(self):
@@ -134,7 +134,7 @@ class _Walk:
         return self.count(body, known)
       sizes = params["mesh"].shape
       devices = math.prod(sizes[axis] for axis in params["newly_manual_axes"])
-      # Inside, arrays are shards of the arrays here; scalars are equal.
+      # Inside, arrays are shards of the arrays outside; scalars are the same.
       known = [x if x is not None and x.ndim == 0 else None for x in known]
       return devices * self.count(body, known)[0], ()
     if name == "custom_linear_solve":
@@ -142,8 +142,8 @@ class _Walk:
       # right-hand side.
       sizes = params["const_lengths"]
       start = sizes.matvec + sizes.vecmat
-      given = known[start : start + sizes.solve] + known[sum(sizes) :]
-      return self.count(params["jaxprs"].solve, given)
+      inputs = known[start : start + sizes.solve] + known[sum(sizes) :]
+      return self.count(params["jaxprs"].solve, inputs)
     if (cost := _cost(eqn)) is None:
       self._report(eqn, "no rule for it, counted as 0")
     is_known = all(x is not None for x in known) and not eqn.effects
@@ -161,8 +161,8 @@ class _Walk:
     """The operations of all iterations of a `while` or `scan`."""
     params, is_scan = eqn.params, eqn.primitive.name == "scan"
     if is_scan:
-      # Identified by shape, which works in every version of JAX: scanned inputs
-      # and stacked results have one more axis outside the body than inside.
+      # Scanned inputs and stacked results are identified by their shapes, which works
+      # in every version of JAX: they have one more axis outside the body than inside.
       body = params["jaxpr"].jaxpr
       carry = len(eqn.outvars) - _longer(eqn.outvars, body.outvars)
       tests, last = 0, len(known) - _longer(eqn.invars, body.invars)
@@ -175,8 +175,8 @@ class _Walk:
     def step(total_and_state, row):
       total, state = total_and_state
       outcome[:] = cost, results = self.count(body, [*fixed, *state, *row])
-      kept = zip(state, results, strict=False)
-      state = [None if x is None else y for x, y in kept]
+      pairs = zip(state, results, strict=False)
+      state = [None if x is None else y for x, y in pairs]
       return (total + cost, state), None
 
     # Find the fixed point: a carried value is known in every iteration if it
@@ -188,8 +188,8 @@ class _Walk:
     previous = None
     while previous != (previous := [x is None for x in state]):
       jax.eval_shape(step, (0.0, state), row)
-      kept = zip(state, outcome[1], strict=False)
-      state = [None if y is None else x for x, y in kept]
+      pairs = zip(state, outcome[1], strict=False)
+      state = [None if y is None else x for x, y in pairs]
 
     start = jnp.zeros(()), state
     if is_scan:

@@ -8,9 +8,9 @@ whose result has n bytes, each device sends
   reduce-scatter              n · (D − 1)
   all-reduce                  2 · n · (D − 1)/D
 
-where D is the number of devices in a group, as in a ring (Patarasuk and Yuan 2009).
-The body of a loop counts once per iteration, and a conditional counts the branch that
-sends most. A loop whose length is computed at run time counts once.
+where D is the number of devices in a group, as in a ring (Patarasuk and Yuan 2009). The
+body of a loop counts once per iteration, and a conditional counts the branch that sends
+the most. A loop whose length is computed at run time counts once.
 """
 
 import collections
@@ -59,10 +59,10 @@ class Collective(NamedTuple):
 
   Attributes:
     kind: its name in XLA.
-    size: bytes that each device sends per execution.
-    times: number of executions.
-    groups: groups of devices that exchange with one another, by their positions in
-      the mesh, or pairs of sender and receiver.
+    size: the bytes that each device sends per execution.
+    times: the number of executions.
+    groups: the groups of devices that exchange arrays, by their positions in the mesh,
+      or pairs of sender and receiver.
   """
 
   kind: str
@@ -72,17 +72,17 @@ class Collective(NamedTuple):
 
 
 def bytes_sent(text: str) -> dict[str, float]:
-  """Bytes that each device sends in one call of a program, by kind."""
+  """The bytes that each device sends in one call of a program, by kind."""
   total = collections.defaultdict(float)
-  for one in collectives(text):
-    total[one.kind] += one.times * one.size
+  for operation in collectives(text):
+    total[operation.kind] += operation.times * operation.size
   return dict(total)
 
 
 def sent_along(
   text: str, sizes: Mapping[str, int]
 ) -> dict[tuple[str, str], tuple[int, float]]:
-  """Operations and bytes that each device sends, by axes of a mesh and by kind.
+  """The operations and bytes that each device sends, by axes of a mesh and by kind.
 
   Args:
     text: HLO text of a program.
@@ -91,14 +91,16 @@ def sent_along(
   Returns:
     Maps (axes, separated by commas; kind) to the number of executions and the bytes.
   """
-  total: dict[tuple[str, str], tuple[int, float]] = {}
-  for one in collectives(text):
-    crossed = ", ".join(_crossed_axes(one.groups, sizes))
-    if crossed:  # Groups of one device send nothing.
-      count, size = total.get((crossed, one.kind), (0, 0.0))
-      added = count + one.times, size + one.times * one.size
-      total[crossed, one.kind] = added
-  return dict(sorted(total.items()))
+  totals: dict[tuple[str, str], tuple[int, float]] = {}
+  for operation in collectives(text):
+    axes = ", ".join(_crossed_axes(operation.groups, sizes))
+    if axes:  # Groups of one device send nothing.
+      count, size = totals.get((axes, operation.kind), (0, 0.0))
+      totals[axes, operation.kind] = (
+        count + operation.times,
+        size + operation.times * operation.size,
+      )
+  return dict(sorted(totals.items()))
 
 
 def _crossed_axes(
@@ -108,36 +110,38 @@ def _crossed_axes(
   shape = tuple(sizes.values())
   crossed = np.zeros(len(shape), bool)
   for group in groups:
-    places = np.stack(np.unravel_index(list(group), shape))
-    crossed |= (places != places[:, :1]).any(1)
+    positions = np.stack(np.unravel_index(list(group), shape))
+    crossed |= (positions != positions[:, :1]).any(1)
   return [
     axis for axis, is_crossed in zip(sizes, crossed, strict=True) if is_crossed
   ]
 
 
 def trips(text: str) -> list[int]:
-  """The iterations of each loop whose length is known."""
+  """The numbers of iterations of all loops of known length."""
   lines, _ = _computations(text)
-  found = (_trips(x, lines) for body in lines.values() for x in body)
-  return [x for x in found if x is not None]
+  numbers = (_trips(x, lines) for body in lines.values() for x in body)
+  return [x for x in numbers if x is not None]
 
 
 def counts(text: str) -> dict[str, int]:
-  """The number of slow operations of a program, by name; see `benchmarks.compiled`."""
+  """The numbers of slow operations of a program, by name; see `benchmarks.compiled`."""
   lines = text.splitlines()
 
-  def having(operation):
+  def lines_with(operation):
     return [x for x in lines if re.search(rf"[\s)]{operation}\(", x)]
 
   windows = re.findall(r"reduce-window\(.*?window=\{size=([0-9x]+)", text)
-  scatters = having("scatter")
+  scatters = lines_with("scatter")
   repeated = [
     x for x in scatters if "bf16[" in x and "unique_indices=true" not in x
   ]
-  sorts = having("sort") + [x for x in lines if '"__cub$DeviceRadixSort' in x]
+  sorts = lines_with("sort") + [
+    x for x in lines if '"__cub$DeviceRadixSort' in x
+  ]
   return {
     "trips": max(trips(text), default=0),
-    "conditionals": len(having("conditional")),
+    "conditionals": len(lines_with("conditional")),
     "scatters": len(scatters),
     "repeated": len(repeated),
     "sorts": len(sorts),
@@ -151,32 +155,38 @@ def collectives(text: str) -> list[Collective]:
   devices = max(map(int, _DEVICES.findall(text.partition("\n")[0])), default=1)
 
   @functools.cache
-  def within(name: str) -> list[Collective]:
-    found = []
+  def operations(name: str) -> list[Collective]:
+    """The collective operations of a computation."""
+    results = []
     # The TPU compiler has no operation for reduce-scatter.
-    scatters = name.startswith("all-reduce-scatter")
+    is_scatter = name.startswith("all-reduce-scatter")
     for line in lines.get(name, ()):
-      if operation := _OPERATION.search(line):
-        one = _collective(operation, devices)
-        if scatters:
-          one = one._replace(kind="reduce-scatter", size=one.size / 2)
-        found += [] if _CONTINUED.search(line) else [one]
+      if match := _OPERATION.search(line):
+        operation = _collective(match, devices)
+        if is_scatter:
+          operation = operation._replace(
+            kind="reduce-scatter", size=operation.size / 2
+          )
+        results += [] if _CONTINUED.search(line) else [operation]
         continue
       if "-done(" in line or "-update(" in line:
         continue
       times = _trips(line, lines) or 1
-      for called in _callees(line):
-        found += (x._replace(times=times * x.times) for x in within(called))
-    return found
+      for callee in _callees(line):
+        inner = operations(callee)
+        results += (x._replace(times=times * x.times) for x in inner)
+    return results
 
   def _callees(line: str) -> Iterator[str]:
     yield from _CALLED.findall(line)
     if branches := _BRANCHES.search(line):
       several, *two = branches.groups()
-      chosen = several.replace("%", "").split(", ") if several else two
-      yield max(chosen, key=lambda x: sum(c.times * c.size for c in within(x)))
+      names = several.replace("%", "").split(", ") if several else two
+      yield max(
+        names, key=lambda x: sum(c.times * c.size for c in operations(x))
+      )
 
-  return within(entry)
+  return operations(entry)
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -188,11 +198,11 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _trips(line: str, lines: Mapping[str, Sequence[str]]) -> int | None:
-  """The iterations of a loop; None if the line is not a loop or they are unknown.
+  """The number of iterations of a loop; None if it is unknown or the line is no loop.
 
-  The TPU compiler does not print them. Loops of JAX count from 0 up to a constant, as
-  do those of XLA that interleave a product with communication, whose steps may be
-  larger than 1.
+  The TPU compiler does not print it. Loops of JAX count from 0 up to a constant, as do
+  those of XLA that interleave a product with communication, whose steps may be larger
+  than 1.
   """
   loop = _LOOP.search(line)
   if loop is None:
@@ -206,17 +216,17 @@ def _trips(line: str, lines: Mapping[str, Sequence[str]]) -> int | None:
   )
   if below is None or below[2] not in constants:
     return None
-  place = re.search(rf"%{re.escape(below[1])} = .*, index=(\d+)", condition)
-  step = _step(body, int(place[1])) if place else 1
+  index = re.search(rf"%{re.escape(below[1])} = .*, index=(\d+)", condition)
+  step = _step(body, int(index[1])) if index else 1
   return -(-int(constants[below[2]]) // step)
 
 
-def _step(body: str, place: int) -> int:
-  """The step by which a loop increments element `place` of its carry."""
+def _step(body: str, index: int) -> int:
+  """The step by which a loop increments element `index` of its carry."""
   if results := _RESULTS.search(body):
     names = re.findall(r"%([\w.\-]+)", results[1])
     added = re.search(
-      rf"%{re.escape(names[place])} = \S+ add\(%?([\w.\-]+), %?([\w.\-]+)\)",
+      rf"%{re.escape(names[index])} = \S+ add\(%?([\w.\-]+), %?([\w.\-]+)\)",
       body,
     )
     constants = dict(_CONSTANT.findall(body))
@@ -227,7 +237,7 @@ def _step(body: str, place: int) -> int:
 
 
 def _collective(operation: re.Match[str], devices: int) -> Collective:
-  """Parses a collective operation of a program for a number of devices."""
+  """Parses a collective operation of a program for `devices` devices."""
   result, kind, start, options = operation.groups()
   if start:  # The type lists operands first: (operands, results, …).
     result = _result(result, kind)
@@ -245,28 +255,28 @@ def _collective(operation: re.Match[str], devices: int) -> Collective:
 
 def _result(types: str, kind: str) -> str:
   """The result type of an asynchronous operation, from the types of its start."""
-  depth, parts = 0, [""]
+  depth, elements = 0, [""]
   for character in types.removeprefix("("):
     depth += (character in "([{") - (character in ")]}")
     if character == "," and depth == 0:
-      parts.append("")
+      elements.append("")
     else:
-      parts[-1] += character
-  # The start of a reduction lists no operands unless they are a tuple.
-  if kind == "all-reduce" and not parts[0].startswith("("):
+      elements[-1] += character
+  # The start of a reduction lists operands only if they are a tuple.
+  if kind == "all-reduce" and not elements[0].startswith("("):
     return types
-  return parts[1]
+  return elements[1]
 
 
 def _groups(options: str) -> Sequence[Sequence[int]]:
-  """Parses the groups of devices: listed, counted or along mesh axes; [] means all."""
+  """Parses groups of devices: listed, as an iota, or along mesh axes; [] means all."""
   if listed := _LISTED.search(options):
     groups = listed[1].strip("{}").split("},{")
     return [_numbers(group) for group in groups]
   if counted := _COUNTED.search(options):
     return _device_order(counted[2]).reshape(_numbers(counted[1])).tolist()
   if named := _NAMED.search(options):
-    return _along(*named.groups())
+    return _axis_groups(*named.groups())
   if "replica_groups={}" in options or "replica_groups" not in options:
     return []
   raise ValueError(f"groups of devices in an unknown format: {options}")
@@ -282,23 +292,23 @@ def _device_order(text: str) -> np.ndarray:
   return devices.transpose(_numbers(counted[2])) if counted[2] else devices
 
 
-def _along(
+def _axis_groups(
   mesh: str, devices: str | None, axes: str
 ) -> Sequence[Sequence[int]]:
-  """Groups along mesh axes; 'x':(2)4 is a factor of an axis, 4 after a factor of 2."""
+  """Groups along mesh axes; 'x':(2)4 is a factor 4 of an axis, after a factor 2."""
   sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
-  chosen = {name: part for name, *part in _AXIS.findall(axes)}
-  shape, moved = [], []
+  selected = {name: factors for name, *factors in _AXIS.findall(axes)}
+  shape, group_axes = [], []
   for name, size in sizes.items():
-    before, count = (int(x or 0) for x in chosen.get(name, ("", "")))
-    parts = [before, count, size // (before * count)] if count else [size]
-    if name in chosen:
-      moved.append(len(shape) + (count > 0))
-    shape += parts
+    before, count = (int(x or 0) for x in selected.get(name, ("", "")))
+    factors = [before, count, size // (before * count)] if count else [size]
+    if name in selected:
+      group_axes.append(len(shape) + (count > 0))
+    shape += factors
   array = _device_order(devices or f"[{math.prod(shape)}]").reshape(shape)
-  last = [*range(-len(moved), 0)]
-  group = math.prod(shape[i] for i in moved)
-  return np.moveaxis(array, moved, last).reshape(-1, group).tolist()
+  last = [*range(-len(group_axes), 0)]
+  group = math.prod(shape[i] for i in group_axes)
+  return np.moveaxis(array, group_axes, last).reshape(-1, group).tolist()
 
 
 def _numbers(text: str) -> list[int]:

@@ -41,9 +41,10 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   # Ids of a vocabulary.
   (r"(source|target|output)_embedding/embedding", (TENSOR, None)),
 )
-"""End of a variable's path -> the mesh axis of each of its axes; the first match counts.
+"""Maps ends of variables' paths to the mesh axis of each of their axes.
 
-Variables without a match are not split by 'tensor'; 'fsdp' splits every variable.
+The first match counts. Variables without a match are not split by 'tensor'; 'fsdp'
+splits every variable.
 """
 
 
@@ -54,16 +55,16 @@ class MeshConfig:
   Attributes:
     data: number of devices that split the rows of a batch; each has all parameters.
     fsdp: number of devices that split the rows, and also every parameter, its gradient
-      and its optimiser state (as in ZeRO, stage 3); a step gathers parameters, and keeps
-      them until its backward pass.
+      and its optimiser state (as in ZeRO, stage 3); a step gathers parameters, and
+      keeps them until its backward pass.
     tensor: number of devices that split the heads, the features inside the feed-forward
       layers or their experts, and the vocabulary.
     sequence: number of devices that split the positions of every row into shards.
 
-  One of them may be −1, which takes the remaining devices.
+  One of them may be −1, which means all remaining devices.
 
   Raises:
-    ValueError: a number is neither −1 nor at least 1, or two are −1.
+    ValueError: a number is neither −1 nor at least 1, or two numbers are −1.
 
   Papers: ZeRO, arXiv:1910.02054; Megatron-LM, arXiv:1909.08053; GSPMD,
   arXiv:2105.04663.
@@ -85,7 +86,7 @@ class MeshConfig:
 
   @property
   def named(self) -> dict[str, int]:
-    """The name of each axis -> its size, in the order of `AXES`."""
+    """Maps the names of axes to their sizes, in the order of `AXES`."""
     return {axis: getattr(self, axis) for axis in AXES}
 
 
@@ -93,20 +94,20 @@ def resolve(config: MeshConfig, count: int) -> MeshConfig:
   """Replaces −1 by the number of remaining devices out of `count`.
 
   Raises:
-    ValueError: the mesh has another number of devices; the message says what fits.
+    ValueError: the mesh does not have `count` devices.
   """
   sizes = config.named
   free = [name for name, size in sizes.items() if size == -1]
-  given = math.prod(size for size in sizes.values() if size != -1)
-  shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
-  if free and count % given == 0:
-    return dataclasses.replace(config, **{free[0]: count // given})
-  if not free and given == count:
+  product = math.prod(size for size in sizes.values() if size != -1)
+  axes = ", ".join(f"{name}={size}" for name, size in sizes.items())
+  if free and count % product == 0:
+    return dataclasses.replace(config, **{free[0]: count // product})
+  if not free and product == count:
     return config
   hint = f"a divisor of {count}" if free else str(count)
   raise ValueError(
     f"data: expected axes whose product is {hint}, the number of devices, got "
-    f"{shown}; -1 takes the devices that the others leave"
+    f"{axes}; -1 means all remaining devices"
   )
 
 
@@ -129,27 +130,27 @@ def check_model(config: MeshConfig, model: Any) -> None:
         )
   if config.sequence > 1:
     needs = {SEQUENCE: f"attend to a sharded sequence (mesh.{SEQUENCE})"}
-    for module, chosen in model.attentions.items():
-      for one in chosen:
+    for module, attentions in model.attentions.items():
+      for attention in attentions:
         try:
-          models.check_supports(f"model.{module}", one, needs)
+          models.check_supports(f"model.{module}", attention, needs)
         except ValueError as error:
           raise ValueError(f"{SEQUENCE}: {error}") from error
 
 
 def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:
-  """Returns how a variable is sharded, by `RULES` and its shape.
+  """Returns the sharding of a variable, from `RULES` and its shape.
 
-  'tensor' splits the axis that the first matching rule names, if it divides that
-  axis. 'fsdp' splits the first of the other axes that it divides: a TPU's compiler
-  gives each device its shard of a sum of gradients only along the first axis, and
-  the whole sum along any other.
+  'tensor' splits the axis in the first matching rule, if it divides that axis. 'fsdp'
+  splits the first of the other axes that it divides: a TPU's compiler gives each device
+  only its shard of a sum of gradients along the first axis, but the whole sum along any
+  other axis.
 
   Args:
-    path: names between slashes, such as 'params/decoder_0/mlp/out/kernel'; it may
+    path: names separated by slashes, such as 'params/decoder_0/mlp/out/kernel'; it may
       have any prefix, such as that of an optimiser's moments.
     shape: the shape of the variable.
-    sizes: name of a mesh axis -> number of devices along it.
+    sizes: maps mesh axes to the numbers of devices along them.
 
   Returns:
     A `PartitionSpec` with an entry for each axis.
@@ -173,21 +174,21 @@ def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.P:
   return jax.P(*entries)
 
 
-def without_fsdp(one: jax.P) -> jax.P:
-  """Returns the spec after gathering along 'fsdp', as a layer computes."""
-  return jax.P(*(None if name == FSDP else name for name in one))
+def without_fsdp(spec: jax.P) -> jax.P:
+  """Returns the spec of a variable that is gathered along 'fsdp', for computation."""
+  return jax.P(*(None if name == FSDP else name for name in spec))
 
 
 def shardings(
   mesh: jax.sharding.Mesh,
   tree: Any,
-  change: Callable[[jax.P], jax.P] = lambda one: one,
+  change: Callable[[jax.P], jax.P] = lambda spec: spec,
 ) -> Any:
-  """Returns the sharding of every leaf of a tree, after `change` of its spec."""
+  """Returns the sharding of every leaf of a tree, with `change` applied to its spec."""
 
   def sharding(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    one = spec(name, tuple(leaf.shape), mesh.shape)
-    return jax.NamedSharding(mesh, change(one))
+    leaf_spec = spec(name, tuple(leaf.shape), mesh.shape)
+    return jax.NamedSharding(mesh, change(leaf_spec))
 
   return jax.tree_util.tree_map_with_path(sharding, tree)

@@ -1,7 +1,7 @@
 """Places the state and the batches of a run on a mesh of devices.
 
 `jit` over a mesh is the default; `pmap` splits only rows, and computes the same
-numbers. `training.devices.mesh` has the sharding of each variable.
+numbers. `training.devices.mesh` defines the sharding of each variable.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +20,21 @@ from training.devices.mesh import MeshConfig
 from training.state import TrainState
 
 AXIS = mesh_lib.DATA
-"""Name of the axis along which 'pmap' splits the rows of a batch."""
+"""The axis along which 'pmap' splits the rows of a batch."""
 
 
 def check_mesh(
   config: TrainConfig, model: models.Config, devices: int | None = None
 ) -> MeshConfig:
-  """Checks, before anything compiles, that a mesh fits the devices and the batch.
+  """Checks, before anything is compiled, that a mesh fits the devices and the batch.
 
   Args:
     config: the config of the run.
     model: the config of the model.
-    devices: number of devices; None is the number that JAX has.
+    devices: the number of devices; None is the number of JAX's devices.
 
   Returns:
-    The mesh, with a number in place of −1.
+    The mesh, with −1 replaced by a number.
 
   Raises:
     ConfigError: the product of the axes is not the number of devices, an axis does
@@ -47,15 +47,15 @@ def check_mesh(
     mesh_lib.check_model(mesh, model)
   except ValueError as error:
     raise ConfigError(f"config.mesh.{error}") from error
-  parts, splits = mesh.data * mesh.fsdp, config.optimizer.accumulate_steps
-  if config.batch_size % (parts * splits):
-    over = f"{parts} devices"
-    if parts != devices:
-      over += f" (mesh.data={mesh.data} × mesh.fsdp={mesh.fsdp})"
+  shards, splits = mesh.data * mesh.fsdp, config.optimizer.accumulate_steps
+  if config.batch_size % (shards * splits):
+    axes = ""
+    if shards != devices:
+      axes = f" (mesh.data={mesh.data} × mesh.fsdp={mesh.fsdp})"
     raise ConfigError(
       f"config.batch_size: {config.batch_size} rows do not split over "
-      f"{over} × {splits} micro-batches; expected a multiple of "
-      f"{parts * splits}"
+      f"{shards} devices{axes} × {splits} micro-batches; expected a multiple of "
+      f"{shards * splits}"
     )
   return mesh
 
@@ -63,11 +63,11 @@ def check_mesh(
 def make_mesh(
   config: TrainConfig, devices: Sequence[Any] = ()
 ) -> jax.sharding.Mesh:
-  """Makes the mesh of a run: the axes of its config, or only `AXIS` for 'pmap'.
+  """Creates the mesh of a run: the axes of its config, or only `AXIS` for 'pmap'.
 
   Args:
     config: the config of the run.
-    devices: the devices; empty is the devices of JAX.
+    devices: the devices; empty means the devices of JAX.
   """
   devices = devices or jax.devices()
   sizes = mesh_lib.resolve(config.mesh, len(devices)).named
@@ -91,9 +91,9 @@ def sequence_sharded(mesh: jax.sharding.Mesh, model: Any) -> Any:
 def gather(mesh: jax.sharding.Mesh, variables: Any) -> Any:
   """Gathers variables that the mesh shards along 'fsdp', for a forward pass.
 
-  Otherwise XLA may split a layer's computation along its features instead of
-  gathering its parameters. XLA's scheduler decides when each is gathered; on a CPU
-  that is at the beginning of a step.
+  Otherwise, XLA may split a layer's computation along its features instead of gathering
+  its parameters. XLA's scheduler decides when it gathers each variable; on a CPU, it
+  does so at the beginning of a step.
   """
   if mesh.shape.get(mesh_lib.FSDP, 1) == 1:
     return variables
@@ -106,25 +106,28 @@ def gather(mesh: jax.sharding.Mesh, variables: Any) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gather(variable, whole, part):
+def _gather(variable, gathered, stored):
   """Gathers a variable; its gradient is sharded as the variable is stored.
 
-  The gradient of `with_sharding_constraint` would be whole on every device, which
-  takes twice the communication and the memory of the whole gradient.
+  The gradient of `with_sharding_constraint` would be whole on every device, which takes
+  twice the communication, and the memory of the whole gradient.
   """
-  return jax.lax.with_sharding_constraint(variable, whole)
+  return jax.lax.with_sharding_constraint(variable, gathered)
 
 
 _gather.defvjp(
-  lambda variable, whole, part: (_gather(variable, whole, part), None),
-  lambda whole, part, _, gradient: (
-    jax.lax.with_sharding_constraint(gradient, part),
+  lambda variable, gathered, stored: (
+    _gather(variable, gathered, stored),
+    None,
+  ),
+  lambda gathered, stored, _, gradient: (
+    jax.lax.with_sharding_constraint(gradient, stored),
   ),
 )
 
 
 def shardings(mesh: jax.sharding.Mesh, tree: Any) -> Any:
-  """Returns the sharding of each leaf of a state, or of its shapes."""
+  """Returns the sharding of each leaf of a state, given the state or its shapes."""
   if mesh.axis_names == (AXIS,):
     # `pmap` returns P() for replicated arrays; a call with another spec recompiles.
     return mesh_lib.shardings(mesh, tree, change=lambda spec: jax.P())
@@ -159,9 +162,10 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 def place_state(mesh: jax.sharding.Mesh, state: TrainState) -> TrainState:
   """Copies a state to the devices, sharded over the mesh."""
   if jax.process_count() > 1:
-    # A restored state is already there.
+    # A restored state is already on the devices.
     return _put(state, shardings(mesh, state))
-  # The result of device_put may share memory with the original, which donation frees.
+  # The result of device_put may share memory with the original, which donation would
+  # free.
   copy = functools.partial(jax.tree.map, jax.numpy.copy)
   return jax.jit(copy, out_shardings=shardings(mesh, state))(state)
 
@@ -175,8 +179,8 @@ def place_batch(
 
   Args:
     mesh: from `make_mesh`.
-    batch: all rows; with `batch_size`, the rows of this process.
-    batch_size: total number of rows.
+    batch: all rows, or with `batch_size` the rows of this process.
+    batch_size: the total number of rows.
   """
   if mesh.axis_names != (AXIS,):
     return _put(dict(batch), batch_shardings(mesh, batch), batch_size)
@@ -193,27 +197,27 @@ def read_batch(
   make: Callable[..., Mapping[str, Any]],
   batch_size: int,
 ) -> Mapping[str, Any]:
-  """Makes a batch and places it; each process makes only its own rows.
+  """Reads a batch and places it; each process reads only its own rows.
 
   Args:
     mesh: from `make_mesh`.
     make: returns all rows, or with an argument the rows of these indices.
-    batch_size: total number of rows.
+    batch_size: the total number of rows.
   """
-  # With 'pmap', every process makes all rows.
+  # With 'pmap', every process reads all rows.
   if jax.process_count() == 1 or mesh.axis_names == (AXIS,):
     return place_batch(mesh, make())
   rows = jax.NamedSharding(mesh, jax.P(mesh_lib.ROWS))
-  parts = rows.addressable_devices_indices_map((batch_size,)).values()
-  numbers = [np.arange(batch_size)[part] for part in parts if part]
+  slices = rows.addressable_devices_indices_map((batch_size,)).values()
+  numbers = [np.arange(batch_size)[index] for index in slices if index]
   return place_batch(mesh, make(np.unique(np.concatenate(numbers))), batch_size)
 
 
 def _put(tree: Any, shardings: Any, length: int | None = None) -> Any:
-  """Copies arrays to the devices as `shardings` say.
+  """Copies arrays to the devices with the given shardings.
 
-  Every process has the whole arrays; with `length`, the total number of rows, it has
-  only its own rows.
+  Every process has the whole arrays, or with `length`, the total number of rows, only
+  its own rows.
   """
   if jax.process_count() == 1:
     return jax.device_put(tree, shardings)
@@ -229,9 +233,9 @@ def _put(tree: Any, shardings: Any, length: int | None = None) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-  """Returns whole NumPy arrays in every process; all processes must call this.
+  """Returns whole NumPy arrays in every process; all processes must call this function.
 
-  On a CPU they may share memory with the arrays on the devices.
+  On a CPU, they may share memory with the arrays on the devices.
   """
 
   def fetch(leaf):

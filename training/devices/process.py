@@ -1,13 +1,13 @@
 """Settings of a process before it computes: XLA's flags, malloc, and caches.
 
-XLA:CPU of jaxlib 0.10.2 to 0.12.0.1 (the newest that was tried) miscompiles a matrix
-product that is followed by a reduction and whose right operand repeats along its
-columns: the program reads uninitialised memory. `benchmarks/README.md` has an example
-of one line. A flag switches off the fusion that causes this.
+XLA:CPU of jaxlib 0.10.2 to 0.12.0.1 (the newest version that was tested) miscompiles a
+matrix product that is followed by a reduction and whose right operand repeats along its
+columns: the program reads uninitialised memory. `benchmarks/README.md` has a one-line
+example. A flag disables the fusion that causes this.
 
 XLA calls malloc for the temporaries of a program at every call. For blocks above 32
-MiB glibc maps new memory each time, and the kernel clears every page of it: 10 of the
-41 ms of a step with 50 MiB on 2 cores.
+MiB, glibc maps new memory each time, and the kernel clears every page of it, which
+takes 10 of the 41 ms of a step with 50 MiB on 2 cores.
 """
 
 import ctypes
@@ -22,15 +22,15 @@ import jax
 from attention.platform import backend
 from settings import cache
 
-# Of glibc's <malloc.h>.
+# Constants of glibc's <malloc.h>.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 
 
 def avoid_faulty_fusion() -> None:
-  """Switches off the faulty fusion; call it before JAX creates its first array.
+  """Disables the faulty fusion; call it before JAX creates its first array.
 
-  Does nothing if the variable `XLA_FLAGS` already sets the flag, and for a jaxlib
-  that is correct or newer than those tried: XLA aborts a process at an unknown flag.
+  It does nothing if the variable `XLA_FLAGS` already sets the flag, or if the version
+  of jaxlib is correct or was not tested: XLA aborts a process with an unknown flag.
   """
   flags, flag = os.environ.get("XLA_FLAGS", ""), backend.FUSION_FLAG
   version = importlib.metadata.version("jaxlib")
@@ -56,7 +56,7 @@ def generator() -> str:
   return values.jax_default_prng_impl + others * (not is_usual)
 
 
-def replace_signs() -> None:
+def replace_unencodable() -> None:
   """Lets standard output replace characters that its encoding does not have."""
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
@@ -65,11 +65,11 @@ def replace_signs() -> None:
 def keep_freed_memory() -> bool:
   """Lets glibc reuse freed memory; call it before JAX creates its first array.
 
-  Only the main thread's arena can hold blocks above 64 MiB, so CPU programs of JAX
-  then run in the main thread. The process keeps its peak memory until it ends.
+  Only the main thread's arena can hold blocks above 64 MiB, so CPU programs of JAX run
+  in the main thread. The process keeps its peak memory until it ends.
 
   Returns:
-    Whether the C library has these settings; without them nothing changes.
+    Whether the C library has these settings; without them, the function has no effect.
   """
   try:
     mallopt = ctypes.CDLL(None).mallopt
@@ -85,18 +85,18 @@ def keep_freed_memory() -> bool:
   return all([mallopt(name, value) == 1 for name, value in settings.items()])
 
 
-def keep_programs() -> None:
-  """Caches compiled programs on disk, which makes a second start fast.
+def cache_programs() -> None:
+  """Caches compiled programs on disk, so that later starts are fast.
 
   The variable `JAX_COMPILATION_CACHE_DIR` sets another folder.
   """
   if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     jax.config.update("jax_compilation_cache_dir", str(cache.folder("xla")))
-  # Small programs too: they take 20 ms to compile and 2 ms to read.
+  # Also small programs, which take 20 ms to compile and 2 ms to read.
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
-def keep_fonts() -> None:
+def cache_fonts() -> None:
   """Sets the cache folder of matplotlib; call it before matplotlib is imported.
 
   Matplotlib's variable `MPLCONFIGDIR` sets another folder.

@@ -1,4 +1,4 @@
-"""Traces of the devices and the host in some steps, for TensorBoard and Perfetto."""
+"""Traces of devices and host during some steps, for TensorBoard and Perfetto."""
 
 from collections.abc import Iterator
 import contextlib
@@ -15,8 +15,8 @@ class Profile:
 
   Args:
     steps: the steps, counted from 0; an empty range records nothing.
-    workdir: folder of the run.
-    first: step at which the run starts or continues.
+    workdir: the folder of the run.
+    first: the step at which the run starts or continues.
   """
 
   def __init__(self, steps: range, workdir: pathlib.Path, first: int):

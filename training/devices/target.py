@@ -1,8 +1,8 @@
 """Compilation for devices that this machine does not have.
 
-XLA compiles for a description of the devices. This needs Python ≥ 3.12, jax ≥ 0.11
-and the plugins of the devices, which the project does not need otherwise;
-`make compiled` and `make describe` install them.
+XLA compiles for a description of the devices. This needs Python ≥ 3.12, jax ≥ 0.11 and
+the plugins for the devices, which the project does not need otherwise; `make compiled`
+and `make describe` install them.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from attention.platform import backend
 from settings.errors import ConfigError, one_line
 
 EXPECTED = "h100:8, a number of GPUs on hosts of eight, or v5e:4x4"
-"""The names that `find` accepts, for messages."""
+"""The names that `find` accepts, for error messages."""
 
 _HOST = 8
 
@@ -40,7 +40,7 @@ class Target(NamedTuple):
 
 
 def find(name: str) -> Target:
-  """Finds devices by name: 'h100:8' is eight GPUs, 'v5e:4x4' sixteen TPUs.
+  """Finds devices by name: 'h100:8' is eight GPUs, and 'v5e:4x4' is sixteen TPUs.
 
   Raises:
     ConfigError: the name is unknown, or the packages that compile for the devices
@@ -70,7 +70,7 @@ def find(name: str) -> Target:
 def _devices(name: str, compiler: str, layout: str, **options: Any) -> Any:
   _prepare()
   try:
-    found = topologies.get_topology_desc(
+    topology = topologies.get_topology_desc(
       platform=compiler, topology_name=layout, **options
     )
   except jax.errors.JaxRuntimeError as error:
@@ -83,7 +83,7 @@ def _devices(name: str, compiler: str, layout: str, **options: Any) -> Any:
       "`make describe` and `make compiled` install them into .venv-devices "
       f"({type(error).__name__}: {one_line(error)})"
     ) from error
-  return tuple(found.devices)
+  return tuple(topology.devices)
 
 
 def _prepare() -> None:
@@ -109,7 +109,7 @@ def compile_for(jitted: Any, target: Target, *shapes: Any) -> Any:
   Args:
     jitted: the function, which must not have been traced before.
     target: the devices, from `find`.
-    *shapes: shapes of its arguments, with their shardings on those devices.
+    *shapes: the shapes of its arguments, with their shardings on those devices.
   """
   with backend.tracing_for(target.platform):
     traced = jitted.trace(*shapes)

@@ -1,4 +1,4 @@
-"""A conversation with a trained run, line by line."""
+"""Conversations with a trained run, line by line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +14,13 @@ from training.inference import generation
 class Conversation:
   """Answers one line at a time.
 
-  A language model continues all lines and answers so far; it reads at most half a
-  context of them. For any other task each line is a new input.
+  A language model continues all lines and answers so far, of which it reads at most
+  half a context. In all other tasks, each line is a new input.
 
   Args:
     experiment: created with `restore=True`.
     variables: variables of the model.
-    max_length: largest number of tokens of an answer; default: the rest of the
+    max_length: largest number of tokens in an answer; None means the rest of the
       context.
     seed: seed of sampling.
     **options: options of `models.generate`.
@@ -52,7 +52,7 @@ class Conversation:
       ConfigError: the model cannot read the line, or does not support an option.
     """
     self._turn += 1
-    # A user's task need not inherit from `Task`.
+    # A user's task does not need to inherit from `Task`.
     if getattr(self._experiment.task, "continues", False):
       return self._continue_text(line)
     [output] = generation.generate_lines(
@@ -67,31 +67,33 @@ class Conversation:
     return output
 
   def _continue_text(self, line: str) -> str:
-    """Continues the text so far and a line, and appends both to the text."""
+    """Appends a line to the text so far, and continues it."""
     task = self._experiment.task
     try:
       ids = task.encode(line)
     except ValueError as error:
       raise ConfigError(str(error)) from error
-    ends, prefix = generation.eos_ids(task), generation.prefix_of(task)
+    ends, prefix = generation.eos_ids(task), generation.prompt_prefix(task)
     if self._text:
       ids = ids[len(prefix) :]
     text = [*self._text, *(self._line_end() if self._text else ()), *ids]
     # All prompts have one shape, so that all answers share one compiled program.
-    most = max(1, task.max_target_length // 2)
-    room = task.max_target_length - most + 1
+    prompt_length = max(1, task.max_target_length // 2)
+    room = task.max_target_length - prompt_length + 1
     length = room if self._max_length is None else self._max_length
     key = jax.random.fold_in(jax.random.key(self._seed), self._turn)
     written: list[int] = []
     while len(written) < length and not {*ends} & {*written}:
-      prompt = [*text, *written][-most:]
-      if len(prompt) == most:
+      prompt = [*text, *written][-prompt_length:]
+      if len(prompt) == prompt_length:
         prompt[: len(prefix)] = prefix
       try:
         generated = self._experiment.generate(
           self._variables,
           {
-            "prompt": generation.pad([prompt], task.pad_id, most, most),
+            "prompt": generation.pad(
+              [prompt], task.pad_id, prompt_length, prompt_length
+            ),
             "prompt_length": np.array([len(prompt)], np.int32),
           },
           max_length=min(room, length),
@@ -102,15 +104,15 @@ class Conversation:
         raise ConfigError(str(error)) from error
       written += np.asarray(generated.tokens)[0].tolist()
     written = written[:length]
-    places = (place for place, token in enumerate(written) if token in ends)
-    written = written[: next(places, length)]
+    indices = (i for i, token in enumerate(written) if token in ends)
+    written = written[: next(indices, length)]
     self._text = [*text, *written]
     return task.decode(written)
 
   def _line_end(self) -> list[int]:
-    """Ids of a line end; empty if the vocabulary has none."""
+    """The ids of a line end; empty if the vocabulary has none."""
     task = self._experiment.task
     try:
-      return task.encode("")[len(generation.prefix_of(task)) :]
+      return task.encode("")[len(generation.prompt_prefix(task)) :]
     except ValueError:
       return []

@@ -1,4 +1,4 @@
-"""Text generation with a trained run: lines in, lines out."""
+"""Text generation with a trained run: one output line per input line."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import itertools
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from settings.errors import ConfigError
-from settings.suggest import instead
+from settings.suggest import did_you_mean
 import tasks
 from training.checkpoint import Checkpoints
 from training.experiment import Experiment
@@ -26,9 +26,8 @@ def restore_variables(
 ) -> Mapping[str, Any]:
   """Restores the variables of a checkpoint.
 
-  The default is the newest intact checkpoint, or the best one if the run keeps its
-  best. If a finished run has lost its last checkpoint, one line on standard error
-  says so.
+  The default is the newest intact checkpoint, or the best one if the run keeps it. If a
+  finished run has lost its last checkpoint, one line on standard error says so.
 
   Raises:
     ConfigError: there is no checkpoint, or none of this step.
@@ -80,19 +79,18 @@ def generate_lines(
 ) -> list[str]:
   """Generates an output for every line, in batches of lines of similar length.
 
-  A decoder-only model can generate beyond its context: when the context is full,
-  the model reads its last half again, as a new prompt. A line on standard error
-  says so.
+  A decoder-only model can generate beyond its context: when the context is full, the
+  last half of it becomes a new prompt. A line on standard error says so.
 
   Args:
     experiment: created with `restore=True`.
     variables: variables of the model.
     lines: sources, or prompts for a decoder-only model.
-    max_length: largest number of tokens of an output; default: as many as fit into
+    max_length: largest number of tokens in an output; None means as many as fit into
       the context.
     seed: seed of sampling.
     batch_size: number of lines that are decoded together.
-    **options: `method`, `temperature`, `top_k`, `beam_size` and `length_penalty`, as in
+    **options: `method`, `temperature`, `top_k`, `beam_size` and `length_penalty` of
       `models.generate`.
 
   Returns:
@@ -111,10 +109,10 @@ def generate_lines(
   if not ids:
     return [""] * len(lines)
   longest = max(map(len, ids.values()))
-  # The last generated token is never read, so one token follows a full prompt.
+  # The last generated token is never read, so one token can follow a full prompt.
   room = task.max_target_length - (0 if has_source else longest - 1)
-  beyond = max_length if max_length is not None and max_length > room else None
-  if has_source and beyond is not None:
+  is_beyond = max_length is not None and max_length > room
+  if has_source and is_beyond:
     raise ConfigError(
       f"max_length: the model allows {room} tokens here, got {max_length}"
     )
@@ -129,12 +127,14 @@ def generate_lines(
 
   outputs = dict.fromkeys(range(1, len(lines) + 1), "")
   key = jax.random.key(seed)
-  for start, numbers in _batches(ids, batch_size, equal=beyond is not None):
-    filled = numbers + numbers[-1:] * (batch_size - len(numbers))
-    rows = [ids[number] for number in filled]
+  for start, numbers in _batches(ids, batch_size, equal=is_beyond):
+    padded = numbers + numbers[-1:] * (batch_size - len(numbers))
+    rows = [ids[number] for number in padded]
     rng = jax.random.fold_in(key, start)
-    if beyond is not None:
-      tokens = _slide(generate, task, np.array(rows, np.int32), beyond, rng)
+    if is_beyond:
+      assert max_length is not None
+      prompts = np.array(rows, np.int32)
+      tokens = _generate_contexts(generate, task, prompts, max_length, rng)
     elif has_source:
       limit = task.max_source_length or longest
       inputs = {"source": pad(rows, task.pad_id, limit)}
@@ -148,10 +148,10 @@ def generate_lines(
     for number, row in zip(numbers, np.asarray(tokens), strict=False):
       text = task.decode(until_end(row.tolist(), task))
       outputs[number] = text.replace("\n", "\\n")
-  if beyond is not None:
+  if is_beyond:
     context = task.max_target_length
     print(
-      f"max_length={beyond}: the model reads {context} tokens at a time; when "
+      f"max_length={max_length}: the model reads {context} tokens at a time; when "
       f"they were full it read the last {context // 2} again and continued",
       file=sys.stderr,
     )
@@ -172,23 +172,23 @@ def _check_options(options: Mapping[str, Any]) -> None:
   for name, value in options.items():
     if name not in (*_KINDS, "method"):
       raise ConfigError(
-        f"{name}: unknown; {instead(name, [*_KINDS, 'method'])}"
+        f"{name}: unknown; {did_you_mean(name, [*_KINDS, 'method'])}"
       )
     kind = _KINDS.get(name, object)
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     if name in _KINDS and value is not None and not is_number:
       what = "a whole number" if kind is Integral else "a number"
       raise ConfigError(f"{name}: expected {what}, got {value!r}")
-  most = options["max_length"]
-  if most is not None and most < 1:
-    raise ConfigError(f"max_length: expected at least 1, got {most}")
-  for name, least in (("seed", 0), ("batch_size", 1)):
-    if (value := options[name]) is None or not least <= value < 2**31:
-      raise ConfigError(f"{name}: expected {least} to 2³¹ - 1, got {value}")
+  max_length = options["max_length"]
+  if max_length is not None and max_length < 1:
+    raise ConfigError(f"max_length: expected at least 1, got {max_length}")
+  for name, minimum in (("seed", 0), ("batch_size", 1)):
+    if (value := options[name]) is None or not minimum <= value < 2**31:
+      raise ConfigError(f"{name}: expected {minimum} to 2³¹ - 1, got {value}")
 
 
 def unreadable(experiment: Experiment, lines: Sequence[str]) -> dict[int, str]:
-  """Maps the numbers of lines that the model cannot read to the reason.
+  """Maps the numbers of lines that the model cannot read to the reasons.
 
   Raises:
     ConfigError: the model has no decoder.
@@ -221,7 +221,7 @@ def check_decodes(experiment: Experiment) -> None:
 def _encode(
   task: tasks.Task, lines: Sequence[str], limit: int | None
 ) -> dict[int, list[int]]:
-  """Maps the number of each non-empty line to its ids, at most `limit` of them."""
+  """Maps the number of each non-empty line to its ids, of which `limit` are allowed."""
   ids = {}
   for number, line in enumerate(lines, 1):
     if not isinstance(line, str):
@@ -246,8 +246,8 @@ def _batches(
   """Yields the start and the line numbers of each batch, sorted by length.
 
   The lines of a batch have similar lengths, so that there is little padding. With
-  `equal` they have the same length, so that all rows of a batch are at the same
-  position of their context.
+  `equal`, they have the same length, so that all rows of a batch are at the same
+  position in their context.
   """
   order = sorted(ids, key=lambda number: len(ids[number]))
   start = 0
@@ -265,7 +265,7 @@ def _prompts(prompts: np.ndarray, lengths: Sequence[int]) -> dict[str, Any]:
   return {"prompt": prompts, "prompt_length": np.array(lengths, np.int32)}
 
 
-def _slide(
+def _generate_contexts(
   generate: Callable[..., Any],
   task: tasks.Task,
   prompts: np.ndarray,
@@ -274,17 +274,17 @@ def _slide(
 ) -> np.ndarray:
   """Generates beyond the context, one full context at a time.
 
-  The last token of a context is generated but not read; the next prompt, which is
-  the last half of the context, ends with it.
+  The last token of a context is generated but not read. It is the last token of the
+  next prompt, which is the last half of the context.
 
   Returns:
     `[B, max_length]` tokens, or fewer if all rows have ended.
   """
-  context, prefix = task.max_target_length, prefix_of(task)
+  context, prefix = task.max_target_length, prompt_prefix(task)
   texts, start = prompts, prompts.shape[1]
   for index in itertools.count():
     rows, length = prompts.shape
-    # Always to the end of the context, so that few shapes are compiled.
+    # Always up to the end of the context, so that few shapes are compiled.
     tokens = generate(
       _prompts(prompts, [length] * rows),
       context - length + 1,
@@ -305,16 +305,16 @@ def eos_ids(task: tasks.Task) -> tuple[int, ...]:
   return getattr(task, "eos_ids", (task.eos_id,))
 
 
-def prefix_of(task: tasks.Task) -> tuple[int, ...]:
-  """The ids that begin every prompt: BOS, or none, depending on the vocabulary."""
+def prompt_prefix(task: tasks.Task) -> tuple[int, ...]:
+  """The ids at the start of every prompt: BOS or none, depending on the vocabulary."""
   return getattr(task, "prefix", ())
 
 
 def until_end(ids: list[int], task: tasks.Task) -> list[int]:
-  """The ids before the first end id other than `eos_id`."""
+  """The ids before the first end id that is not `eos_id`."""
   others = {*eos_ids(task)} - {task.eos_id}
-  ends = (place for place, token in enumerate(ids) if token in others)
-  return ids[: next(ends, len(ids))]
+  indices = (i for i, token in enumerate(ids) if token in others)
+  return ids[: next(indices, len(ids))]
 
 
 def pad(

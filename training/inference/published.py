@@ -1,4 +1,4 @@
-"""Converts a trained run to a published model, and a published model to a run."""
+"""Converts trained runs to published models, and published models to runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,8 +42,8 @@ def from_run(folder: Path) -> models.Pretrained:
   )
 
 
-_LONGEST = 1024
-"""Upper limit of the context of a published model, in tokens."""
+_MAX_CONTEXT = 1024
+"""The largest context of a published model, in tokens."""
 
 
 def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
@@ -71,26 +71,29 @@ def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
       f"workdir: {folder} has no tokenizer.json, which encodes text for these "
       "weights"
     )
-  context = min(opened.description.max_length, _LONGEST)
-  # A task of a restored run reads no text.
+  context = min(opened.description.max_length, _MAX_CONTEXT)
+  # The task of a restored run reads no text.
   mapping = text_mapping(
     folder, kind, {"path": str(folder), "context": context}
   )
   config = experiment_config.parse(mapping)
   run = experiment.create(config, restore=True)
   task = cast(CausalText, run.task)
-  task.eos_ids = (task.eos_id, *_ends(folder, opened.hf_config, task.eos_id))
+  others = _other_eos_ids(folder, opened.hf_config, task.eos_id)
+  task.eos_ids = (task.eos_id, *others)
   model = cast(Transformer, run.model)
   return run, load.read_variables(opened, model)
 
 
-def _ends(folder: Path, config: Mapping[str, Any], known: int) -> list[int]:
-  """The other end ids in `config.json` and `generation_config.json`.
+def _other_eos_ids(
+  folder: Path, config: Mapping[str, Any], eos_id: int
+) -> list[int]:
+  """The end ids in `config.json` and `generation_config.json`, except for `eos_id`.
 
   Raises:
     ConfigError: `eos_token_id` is not an id.
   """
-  ends: list[int] = []
+  others: list[int] = []
   try:
     contents = (config, files.read_generation_config(folder))
   except (OSError, ValueError) as error:
@@ -98,26 +101,26 @@ def _ends(folder: Path, config: Mapping[str, Any], known: int) -> list[int]:
   for content in contents:
     ids = content.get("eos_token_id")
     ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    for one in ids:
-      if type(one) is not int or not 0 <= one < 2**31:
+    for x in ids:
+      if type(x) is not int or not 0 <= x < 2**31:
         raise ConfigError(
           f"workdir: {folder}: eos_token_id: expected an id, or a list of ids, "
           f"got {content['eos_token_id']!r}"
         )
-    ends += (one for one in ids if one not in (known, *ends))
-  return ends
+    others += (x for x in ids if x not in (eos_id, *others))
+  return others
 
 
 def text_mapping(
   folder: Path, kind: str, text: Mapping[str, Any], **train: Any
 ) -> dict[str, Any]:
-  """The config of a run that starts from published weights and reads a text.
+  """Returns the config of a run that starts from published weights and reads a text.
 
   Args:
-    folder: folder of the weights, which determine the model except for its kind.
-    kind: kind of the model.
+    folder: the folder of weights, which determine the model, except for its kind.
+    kind: the kind of the model.
     text: fields of `task`.
-    **train: fields of the run; by default one step of one row.
+    **train: fields of the run; the default is one step of one row.
   """
   sizes = dict.fromkeys(("num_layers", "num_heads", "mlp_features"), 1)
   return {

@@ -1,4 +1,4 @@
-"""Attention weights of a model for one example, as matrices and as pictures."""
+"""The attention weights of a model for one example, as matrices and as pictures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import math
@@ -15,7 +15,7 @@ MAX_LABELS = 64
 """Longer axes are labelled by position instead of by token."""
 
 _READABLE_TOKENS = 24
-_PART_OF_A_LONG_ROW = 12
+_LONG_ROW_SCORE = 12
 _INCHES_PER_LABEL = 0.22
 _INCHES_UNLABELLED = 6.0
 _CELL_INCHES = 9.0
@@ -46,7 +46,7 @@ class AttentionMap(NamedTuple):
   mechanism: str
 
   def cut(self) -> "AttentionMap":
-    """The first tokens of the map, few enough to label each of them."""
+    """Returns the map of the first tokens, few enough to label each of them."""
     return self._replace(
       weights=self.weights[:, :MAX_LABELS, :MAX_LABELS],
       query_labels=self.query_labels[:MAX_LABELS],
@@ -63,15 +63,15 @@ def draw_attention(
 ) -> None:
   """Draws the attention of the last layer for one example, one panel per head.
 
-  Calls the model's own `draw_attention(path, variables, task, batches)` if it has
-  one, and otherwise `draw_tokens`.
+  It calls `draw_attention(path, variables, task, batches)` of the model if there is
+  one, and `draw_tokens` otherwise.
 
   Args:
     path: a .png file.
     model: the module.
     variables: its variables.
     task: the task, which labels the tokens.
-    batches: held-out rows, of which the most readable is drawn.
+    batches: held-out rows, from which the most readable one is drawn.
   """
   if hasattr(model, "draw_attention"):
     model.draw_attention(path, variables, task, batches)
@@ -88,18 +88,18 @@ def draw_tokens(
 ) -> None:
   """Like `draw_attention`, for a model of tokens of any kind.
 
-  Encoder-decoders show cross-attention: target words as rows, source words as
-  columns. Other models show self-attention. If the last layer is dense in a model
-  that also has another mechanism, the last layer of that mechanism is drawn above
+  For an encoder-decoder, it draws cross-attention, with target words as rows and source
+  words as columns; for other models, self-attention. If the last layer is dense in a
+  model that also has another mechanism, the last layer of that mechanism is drawn above
   it.
   """
   maps = named_maps(model, variables, task, readable_example(batches))
   *_, last = maps.values()
-  others = [one for one in maps.values() if one.mechanism != "dense"]
-  shown = [last]
+  others = [x for x in maps.values() if x.mechanism != "dense"]
+  drawn = [last]
   if others and last.mechanism == "dense":
-    shown = [others[-1], last]
-  draw_maps(path, [one.cut() for one in shown])
+    drawn = [others[-1], last]
+  draw_maps(path, [x.cut() for x in drawn])
 
 
 def named_maps(
@@ -108,18 +108,18 @@ def named_maps(
   task: tasks.Task,
   example: Mapping[str, np.ndarray],
 ) -> dict[str, AttentionMap]:
-  """The attention of every layer, in order, with labelled rows and columns.
+  """Returns the attention of every layer, in order, with labelled rows and columns.
 
   Args:
-    model: the module; its own `name_map(name, weights, task, example) ->
-      NamedMap`, if it has one, labels the rows and columns.
+    model: the module; if it has a method `name_map(name, weights, task, example) ->
+      NamedMap`, that labels the rows and columns.
     variables: its variables.
     task: the task, which labels the tokens.
     example: a batch of one.
 
   Returns:
-    Maps 'encoder_1_self_attention', 'decoder_1_cross_attention', … to the attention
-    maps: the encoder's first, and within a layer cross-attention last.
+    A mapping from 'encoder_1_self_attention', 'decoder_1_cross_attention', … to the
+    attention maps: the encoder's first, and within a layer cross-attention last.
   """
   name_map: Callable[..., NamedMap] = getattr(model, "name_map", _name_tokens)
   maps = {}
@@ -128,28 +128,28 @@ def named_maps(
     side, _, index = block.partition("_")
     # The recurrent decoder has one attention module for all of its layers.
     number = int(index) + 1 if index else 0
-    place = (side == "decoder", number, "cross" in kind)
-    shown = name_map(name, np.asarray(weights)[0], task, example)
-    maps[place] = (
+    order = (side == "decoder", number, "cross" in kind)
+    named = name_map(name, np.asarray(weights)[0], task, example)
+    maps[order] = (
       f"{side}_{number}_{kind}" if index else f"{side}_{kind}",
       AttentionMap(
-        *shown,
+        *named,
         title=(f"{side} layer {number}" if index else side)
         + f", {kind.replace('_', '-')}",
         mechanism=_mechanism(model, side, number, kind),
       ),
     )
-  return dict(maps[place] for place in sorted(maps))
+  return dict(maps[order] for order in sorted(maps))
 
 
 def sketch(
   model: Any, variables: Mapping[str, Any], task: tasks.Task
 ) -> dict[str, Any]:
-  """The attention of the last layer of the first stack, for a held-out example.
+  """Returns the attention of the last layer of the first stack for a held-out example.
 
-  The first stack of an encoder-decoder is the encoder, which most mechanisms
-  support, so that their maps show the same module. If the encoder is dense because
-  the mechanism does not support it, the last layer with the mechanism is taken.
+  The first stack of an encoder-decoder is the encoder, which most mechanisms support,
+  so that their maps show the same module. If the encoder is dense because the mechanism
+  does not support it, the map is of the last layer with the mechanism.
 
   Returns:
     JSON-ready: 'title', 'mechanism', 'query_axis', 'key_axis', 'query_labels',
@@ -158,47 +158,47 @@ def sketch(
   batches = task.eval_batches(task.eval_splits[0])
   maps = named_maps(model, variables, task, readable_example(batches))
   side = next(iter(maps)).split("_")[0]
-  stack = [one for name, one in maps.items() if name.startswith(side)]
-  others = [one for one in maps.values() if one.mechanism != "dense"]
-  if others and all(one.mechanism == "dense" for one in stack):
+  stack = [x for name, x in maps.items() if name.startswith(side)]
+  others = [x for x in maps.values() if x.mechanism != "dense"]
+  if others and all(x.mechanism == "dense" for x in stack):
     stack = others
-  shown = stack[-1].cut()
+  last = stack[-1].cut()
   return {
-    "title": shown.title,
-    "mechanism": shown.mechanism,
-    "query_axis": shown.axes[1],
-    "key_axis": shown.axes[0],
-    "query_labels": list(shown.query_labels),
-    "key_labels": list(shown.key_labels),
-    "weights": shown.weights.astype(float).round(4).tolist(),
+    "title": last.title,
+    "mechanism": last.mechanism,
+    "query_axis": last.axes[1],
+    "key_axis": last.axes[0],
+    "query_labels": list(last.query_labels),
+    "key_labels": list(last.key_labels),
+    "weights": last.weights.astype(float).round(4).tolist(),
   }
 
 
 def figure(maps: Sequence[AttentionMap]) -> Any:
   """Draws the heads of layers with labelled tokens, one layer below the other.
 
-  An axis of more than `MAX_LABELS` tokens shows positions instead. Some mechanisms
-  have negative weights: they are red, and positive weights are then blue.
+  Axes of more than `MAX_LABELS` tokens have positions instead of labels. If a mechanism
+  has negative weights, they are red, and positive weights are blue.
 
   Returns:
-    A figure of matplotlib, whose dpi gives each weight at least one pixel.
+    A Matplotlib figure, whose dpi gives each weight at least one pixel.
   """
-  # Imported late: a run draws nothing before its end.
+  # Imported late, because a run draws nothing before its end.
   from matplotlib.figure import Figure
 
   widths, heights = zip(*map(_size, maps), strict=True)
   size = (max(widths), sum(heights))
-  longest = max(max(shown.weights.shape[1:]) for shown in maps)
-  # Fewer if the picture would become too large.
+  longest = max(max(x.weights.shape[1:]) for x in maps)
+  # Fewer dpi if the picture would become too large.
   dpi = min(
     max(120, 1.25 * longest / _INCHES_UNLABELLED), _MAX_PIXELS / max(size)
   )
   drawn = Figure(size, dpi, layout="constrained")
-  parts = drawn.subfigures(
+  rows = drawn.subfigures(
     len(maps), 1, squeeze=False, height_ratios=heights, hspace=0.05
   )
-  for part, shown in zip(parts.flat, maps, strict=True):
-    _draw_heads(part, shown, _grid(len(shown.weights)))
+  for row, attention in zip(rows.flat, maps, strict=True):
+    _draw_heads(row, attention, _grid(len(attention.weights)))
   return drawn
 
 
@@ -209,18 +209,18 @@ def overview(maps: Sequence[AttentionMap]) -> Any:
   and otherwise by position.
 
   Returns:
-    A figure of matplotlib.
+    A Matplotlib figure.
   """
-  # Imported late: a run draws nothing before its end.
+  # Imported late, because a run draws nothing before its end.
   from matplotlib.figure import Figure
 
-  columns = max(len(shown.weights) for shown in maps)
+  columns = max(len(x.weights) for x in maps)
   side = min(2.0, (_CELL_INCHES - 1.2) / columns)
   size = (side * columns + 1.2, (side + 0.8) * len(maps))
   drawn = Figure(size, layout="constrained")
-  parts = drawn.subfigures(len(maps), 1, squeeze=False)
-  for part, shown in zip(parts.flat, maps, strict=True):
-    _draw_heads(part, shown, (1, columns), 0.85 * side)
+  rows = drawn.subfigures(len(maps), 1, squeeze=False)
+  for row, attention in zip(rows.flat, maps, strict=True):
+    _draw_heads(row, attention, (1, columns), 0.85 * side)
   return drawn
 
 
@@ -230,9 +230,9 @@ def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
 
 
 def save(drawn: Any, path: pathlib.Path, **options: Any) -> None:
-  """Writes a figure; a token without a glyph, such as a Chinese one, becomes a box.
+  """Writes a figure, without Matplotlib's warnings about characters without a glyph.
 
-  Matplotlib would print a warning for each of them at the end of a run.
+  Such characters, for example Chinese ones, become boxes.
   """
   with warnings.catch_warnings():
     warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
@@ -240,20 +240,20 @@ def save(drawn: Any, path: pathlib.Path, **options: Any) -> None:
 
 
 def _grid(num_heads: int) -> tuple[int, int]:
-  """Rows and columns of the panels of a layer."""
+  """The numbers of rows and columns of a layer's panels."""
   columns = math.ceil(math.sqrt(num_heads))
   return math.ceil(num_heads / columns), columns
 
 
-def _size(shown: AttentionMap) -> tuple[float, float]:
-  """Width and height of a layer's panels, in inches."""
+def _size(attention: AttentionMap) -> tuple[float, float]:
+  """The width and the height of a layer's panels, in inches."""
 
-  def inches(least, num_labels):
+  def inches(minimum, num_labels):
     if num_labels > MAX_LABELS:
       return _INCHES_UNLABELLED
-    return max(least, _INCHES_PER_LABEL * num_labels) + 1
+    return max(minimum, _INCHES_PER_LABEL * num_labels) + 1
 
-  heads, num_queries, num_keys = shown.weights.shape
+  heads, num_queries, num_keys = attention.weights.shape
   rows, columns = _grid(heads)
   width, height = inches(2.5, num_keys), inches(2.0, num_queries)
   return columns * width, rows * height + 0.5
@@ -261,18 +261,19 @@ def _size(shown: AttentionMap) -> tuple[float, float]:
 
 def _draw_heads(
   figure: Any,
-  shown: AttentionMap,
+  attention: AttentionMap,
   grid: tuple[int, int],
   side: float = math.inf,
 ) -> None:
   """Draws the heads of one layer in a grid; a panel is `side` inches wide."""
-  weights, (x_axis, y_axis) = shown.weights, shown.axes
+  weights, (x_axis, y_axis) = attention.weights, attention.axes
   panels = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False)
-  least, most = _POINTS
+  smallest, largest = _POINTS
 
   def points(labels: Sequence[str]) -> float:
-    size = min(72 * side / max(len(labels), 1), most)
-    return size if size >= least and len(labels) <= MAX_LABELS else 0.0
+    """The font size of labels; 0 if they do not fit."""
+    size = min(72 * side / max(len(labels), 1), largest)
+    return size if size >= smallest and len(labels) <= MAX_LABELS else 0.0
 
   top = max(np.abs(weights).max(), 1e-6)  # All panels share one scale.
   signed = weights.min() < -0.01 * top  # Smaller values are rounding errors.
@@ -291,8 +292,8 @@ def _draw_heads(
     )
     panel.set_title(f"head {head + 1}", fontsize=9)
     for set_ticks, labels, options in (
-      (panel.set_xticks, shown.key_labels, {"rotation": 90}),
-      (panel.set_yticks, shown.query_labels, {}),
+      (panel.set_xticks, attention.key_labels, {"rotation": 90}),
+      (panel.set_yticks, attention.query_labels, {}),
     ):
       if size := points(labels):
         # A dollar sign would start a formula.
@@ -300,9 +301,11 @@ def _draw_heads(
         set_ticks(range(len(labels)), escaped, fontsize=size, **options)
   suffix = ", by position"
   small = {} if math.isinf(side) else {"fontsize": 9}
-  figure.supxlabel(x_axis + suffix * (not points(shown.key_labels)), **small)
-  figure.supylabel(y_axis + suffix * (not points(shown.query_labels)), **small)
-  figure.suptitle(f"{shown.title}: {shown.mechanism}", **small)
+  x_suffix = suffix * (not points(attention.key_labels))
+  y_suffix = suffix * (not points(attention.query_labels))
+  figure.supxlabel(x_axis + x_suffix, **small)
+  figure.supylabel(y_axis + y_suffix, **small)
+  figure.suptitle(f"{attention.title}: {attention.mechanism}", **small)
   figure.colorbar(image, ax=panels, label="attention weight", shrink=0.8)
 
 
@@ -312,7 +315,7 @@ def _name_tokens(
   task: tasks.Task,
   example: Mapping[str, np.ndarray],
 ) -> NamedMap:
-  """Removes padding from the `[N, T, S]` weights of a layer, and labels the rest."""
+  """Removes padding from the weights `[N, T, S]` of a layer, and labels the tokens."""
   if "cross" in name:
     queries, keys = example["targets"][0], example["source"][0]
     axes = ("source", "target, the token being written")
@@ -332,25 +335,25 @@ def _name_tokens(
 
 
 def _mechanism(model: Any, side: str, number: int, kind: str) -> str:
-  """The mechanism of layer `number`, from 1; 0 is the only layer of a side."""
-  slot = kind if kind == "cross_attention" else f"{side}_attention"
-  chosen = model.config.attentions[slot]
+  """The mechanism of layer `number`, counted from 1; 0 is the only layer of a side."""
+  module = kind if kind == "cross_attention" else f"{side}_attention"
+  attentions = model.config.attentions[module]
   layer = number - 1 if number else int(side == "decoder")
   if kind == "second_attention":
-    chosen = model.config.decoder_configs[layer].second.attentions[slot]
-  return chosen[layer % len(chosen)].name
+    attentions = model.config.decoder_configs[layer].second.attentions[module]
+  return attentions[layer % len(attentions)].name
 
 
 def length(present: np.ndarray) -> int:
-  """The length without padding: one past the last True, at least 1."""
-  places = np.flatnonzero(present)
-  return int(places[-1]) + 1 if len(places) else 1
+  """The length without padding: the index after the last True, at least 1."""
+  positions = np.flatnonzero(present)
+  return int(positions[-1]) + 1 if len(positions) else 1
 
 
 def readable_example(
   batches: Iterable[Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-  """The longest row that still gives a readable picture, as a batch of one.
+  """Returns the longest row that gives a readable picture, as a batch of one.
 
   A long row, of which a part is drawn, is preferred to a row of a few tokens.
   """
@@ -360,8 +363,8 @@ def readable_example(
       if not weights.any():  # The row pads the last batch.
         continue
       count = length(weights > 0)
-      readable = count if count <= _READABLE_TOKENS else _PART_OF_A_LONG_ROW
-      if readable > best:
-        best = readable
+      score = count if count <= _READABLE_TOKENS else _LONG_ROW_SCORE
+      if score > best:
+        best = score
         example = {name: rows[row : row + 1] for name, rows in batch.items()}
   return example

@@ -1,4 +1,4 @@
-"""Makes a batch of one from a user's text."""
+"""Converts a user's text to a batch of one."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,21 +17,21 @@ def make_example(
   text: str,
   target: str | None = None,
 ) -> dict[str, np.ndarray]:
-  """Makes a batch of one, in the layout of the model's kind.
+  """Creates a batch of one, in the layout of the model's kind.
 
   A source is padded as in `generate.py`, so that a picture shows the attention from
-  which its output is computed. The inputs of a decoder are not padded.
+  which the output of generate.py is computed. The inputs of a decoder are not padded.
 
   Args:
     experiment: created with `restore=True`.
     variables: variables of the model.
     text: the source, or the prompt of a decoder-only model.
-    target: the text that the decoder writes; None means the greedy output for a
+    target: the text that the decoder writes; None means the greedy output after a
       source, and nothing after a prompt.
 
   Returns:
-    'source', 'inputs', 'targets' and 'weights', as far as the kind has them; a
-    decoder-only model has only 'inputs'.
+    'source', 'inputs', 'targets' and 'weights', if the kind has them; a decoder-only
+    model has only 'inputs'.
 
   Raises:
     ConfigError: the model cannot read or write a text.

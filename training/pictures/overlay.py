@@ -1,4 +1,4 @@
-"""Draws attention weights over the image that a model reads."""
+"""Draws attention weights over the input image of a model."""
 
 from collections.abc import Sequence
 import math
@@ -11,7 +11,7 @@ _INCHES = 2.0
 
 
 def rollout(layers: Sequence[np.ndarray]) -> np.ndarray:
-  """Attention rollout: the share of each input token in each output token.
+  """Attention rollout: the fraction of each input token in each output token.
 
       A_L · … · A_1,   A_l = ½ mean over heads of the weights + ½ I,
 
@@ -30,7 +30,7 @@ def rollout(layers: Sequence[np.ndarray]) -> np.ndarray:
   joint = identity
   for weights in layers:
     mean = np.maximum(weights.mean(0).astype(float), 0)
-    # A row that attends to nothing keeps its own token.
+    # The output of a row without attention is its own token.
     mixed = mean / np.maximum(mean.sum(1, keepdims=True), 1e-30) + identity
     joint = mixed / mixed.sum(1, keepdims=True) @ joint
   return joint
@@ -55,12 +55,12 @@ class Panel(NamedTuple):
 def draw_panels(
   path: pathlib.Path, image: np.ndarray, panels: Sequence[Panel], heading: str
 ) -> None:
-  """Writes a .png of an image `[H, W, C]` and of panels of weights over it."""
+  """Writes a .png of an image `[H, W, C]` and of panels with weights over it."""
   from matplotlib.figure import Figure
 
   low, high = image.min(), image.max()
   pixels = (image - low) / max(float(high - low), 1e-6)
-  # An image of one channel is grey.
+  # An image with one channel is grey.
   pixels = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels[:, :, :3]
   columns = min(4, len(panels) + 1)
   rows = math.ceil((len(panels) + 1) / columns)

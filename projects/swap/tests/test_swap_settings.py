@@ -4,7 +4,7 @@ import pytest
 
 from attention import ATTENTIONS
 from projects.swap.settings import Settings, numbers
-from settings.fields import fault
+from settings.fields import error_line
 from tests.refusals import assert_refused
 
 
@@ -42,7 +42,7 @@ def test_faults():
   def refused(**options):
     with pytest.raises(ValueError, match="Settings") as error:
       settings(**options)
-    raise ValueError(fault(error.value))
+    raise ValueError(error_line(error.value))
 
   assert_refused(
     refused,
@@ -61,7 +61,7 @@ def test_faults():
     ("perfomer", "did you mean 'performer'"),
     ("performer:features=8", "features: performer has no such option"),
     ("performer:num_features=0", "num_features"),
-    ("nowhere.to:be_found", "no module 'nowhere'"),
+    ("nowhere.to:be_found", "no module named 'nowhere'"),
   ],
 )
 def test_faults_of_mechanisms(typed, message):
