@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from attention.platform import backend
+from attention.platform.derivative import match_varying
 
 _SHORT = 8
 """The largest size of chunks whose matrix products are too small for accelerators."""
@@ -68,6 +69,9 @@ def _by_levels(readers, keys, log_decay):
 
   shapes = jax.eval_shape(products, readers, keys)
   scores = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  scores, readers, keys, log_decay = match_varying(
+    (scores, readers, keys, log_decay)
+  )
   return jax.lax.scan(level, scores, _levels(log_decay.shape[-2]))[0]
 
 
@@ -141,7 +145,10 @@ def decayed_sums(
       own = jnp.where(is_own, scores, 0.0)
       return sums + decay * (own @ (values * decay)), None
 
-    return jax.lax.scan(level, jnp.zeros_like(values), _levels(size))[0]
+    sums, scores, values, log_decay = match_varying(
+      (jnp.zeros_like(values), scores, values, log_decay)
+    )
+    return jax.lax.scan(level, sums, _levels(size))[0]
   if size <= (1 if platform == "cpu" else _SHORT):
     total, sums = jnp.zeros_like(log_decay), jnp.zeros_like(values)
     for d in range(size):
