@@ -61,6 +61,22 @@ def test_panels_are_layers_and_their_rollout(monkeypatch, query, name, token):
     np.testing.assert_allclose(panel.seen, weights[2:].reshape(3, 3))
 
 
+@pytest.mark.parametrize(
+  ("mechanism", "options", "grid", "rows", "columns"),
+  [
+    ("window_2d", {"window": 2}, (5, 4), [6, 12], [4]),
+    ("window_2d", {"window": 2, "shift": 1}, (5, 4), [3, 9], [2, 6]),
+    ("window_2d", {}, (9, 8), [21], [14]),
+    ("window_2d", {"window": 4}, (5, 4), [], []),
+    ("dense", {}, (9, 8), [], []),
+  ],
+)
+def test_borders_are_between_windows(mechanism, options, grid, rows, columns):
+  """In pixels, of tokens of 3 × 2 pixels."""
+  chosen = models.AttentionConfig(mechanism, options)
+  assert image_maps._borders(chosen, grid, (3, 2)) == (rows, columns)
+
+
 def test_a_picture_of_every_layer(tmp_path):
   from PIL import Image
 
