@@ -131,7 +131,8 @@ def draw_on_image(
   name = "[CLS]" if has_own else f"{rows // 2},{columns // 2}"
   if query is not None:
     name = f"{query[0]},{query[1]}"
-  heading = f"attention of {name}, mean over heads: {mechanisms[-1].name}"
+  names = " + ".join(dict.fromkeys(one.name for one in mechanisms))
+  heading = f"attention of {name}, mean over heads: {names}"
   draw_panels(path, image, panels, heading)
 
 

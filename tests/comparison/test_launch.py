@@ -86,9 +86,10 @@ def test_a_folder_goes_on_when_its_config_evaluates_oftener(folder, trainer):
 
 
 def test_a_row_has_one_mechanism(folder, trainer):
-  def made(**options):
+  def made(*others, **options):
     wide = {"wide": {"name": "performer", **options}}
-    one = small(seeds="0", attention="dense,wide", variants=wide)
+    rows = ",".join([*others, "wide"])
+    one = small(seeds="0,1", attention=rows, variants=wide)
     run.run(one, folder)
     found = records.read(folder)[0]
     return [r["status"] for r in found if r["attention"] == "wide"]
@@ -100,10 +101,10 @@ def test_a_row_has_one_mechanism(folder, trainer):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(plan, "_count", refuse)
-    assert made(num_features=4) == [records.UNSUPPORTED]
-  # What could not be is forgotten where it can be.
-  assert made(num_features=4) == [records.DONE]
-  assert len(records.planned_runs(folder)) == 2
+    assert made("linear", num_features=2) == [records.UNSUPPORTED] * 2
+  # What could not be is forgotten where it can be, with other options too.
+  assert made(num_features=4) == [records.DONE] * 2
+  assert len(records.planned_runs(folder)) == 4
   with pytest.raises(ConfigError, match=r"wide with .*num_features=4.*, got "):
     made(num_features=8)
 

@@ -207,6 +207,30 @@ def test_legends_are_beside_the_curves_and_name_what_differs():
   assert not any(map(shown.overlaps, [*panels, *boxes(figure, labels)]))
 
 
+@pytest.mark.parametrize(
+  ("steps", "metric", "split", "quantity"),
+  [
+    (3, None, "train", "loss"),
+    (4, None, "validation", "exact_match"),
+    (1, "token_accuracy", "validation", "token_accuracy"),
+  ],
+)
+def test_curves_are_of_the_deciding_metric_if_they_have_four_points(
+  steps, metric, split, quantity
+):
+  found = made_up.records()
+  for record in found:
+    more = [
+      {"step": n, "split": "validation", "exact_match": 0.5}
+      for n in range(1, steps)
+    ]
+    record["history"] = [*more, *record.get("history", ())]
+  one = by_task(found)["copy"]
+  figure = figures.learning_curves(one, style.styles(()), metric)
+  assert figure.get_suptitle() == f"copy: {quantity}, {split} split"
+  assert figure.axes[0].get_ylabel() == quantity
+
+
 def test_labels_of_a_bar_of_colours_do_not_overlap():
   sketch = made_up.records()[0]["measured"]["map"]
   figure = maps.draw("recall", {"dense": sketch, "linear": sketch})

@@ -339,10 +339,11 @@ def counts(lines, wrong, seed=0):
   ("wrong", "length"), [(0.2, (1, 15)), (0.9, (4, 9)), (1.0, (1, 3))]
 )
 def test_bleu_is_sacrebleus(wrong, length, effective_order):
-  """Sums with every order, without right 4-grams, without any 4-gram, and empty."""
+  """Sums with every order, without right 4-grams, without any 4-gram, empty, and
+  longer than the reference."""
   found = counts(references(30, length), wrong)
   sums = [found[i : i + n].sum(0) for i in range(20) for n in (1, 3, 10)]
-  sums += [np.zeros(10), np.array([0] * 9 + [5])]
+  sums += [np.zeros(10), np.array([0] * 9 + [5]), np.r_[sums[2][:9], 5]]
   expected = [
     sacrebleu.BLEU.compute_bleu(
       correct=one[:4].tolist(),

@@ -43,7 +43,7 @@ def decoded(task, batch):
   """(label, text) of each row that is there."""
   for row in np.flatnonzero(batch["weights"].any(axis=1)):
     ids = batch["source"][row][batch["source_mask"][row]]
-    yield NAMES[batch["targets"][row, 0]], task.decode(ids[1:-1])
+    yield task.names[batch["targets"][row, 0]], task.decode(ids[1:-1])
 
 
 def epoch(task, size):
@@ -239,10 +239,10 @@ class TinyReviews(tfds.core.GeneratorBasedBuilder):
   VERSION = tfds.core.Version("1.0.0")
   SPLITS: tuple[str, ...] = ("train", "test")
   FEATURE = "text"
+  LABEL: tfds.features.FeatureConnector = tfds.features.ClassLabel(names=NAMES)
 
   def _info(self):
-    features = {self.FEATURE: tfds.features.Text()}
-    features["label"] = tfds.features.ClassLabel(names=NAMES)
+    features = {self.FEATURE: tfds.features.Text(), "label": self.LABEL}
     return tfds.core.DatasetInfo(
       builder=self, features=tfds.features.FeaturesDict(features)
     )
@@ -261,6 +261,12 @@ class OneSplitReviews(TinyReviews):
   SPLITS = ("train",)
 
 
+class WordReviews(TinyReviews):
+  """Labels are texts and not numbers."""
+
+  LABEL = tfds.features.Text()
+
+
 class TitledReviews(TinyReviews):
   """Without the feature that is read."""
 
@@ -269,7 +275,11 @@ class TitledReviews(TinyReviews):
 
 @pytest.mark.parametrize(
   ("dataset", "trained", "held_out"),
-  [("tiny_reviews", 60, 10), ("one_split_reviews", 54, 6)],
+  [
+    ("tiny_reviews", 60, 10),
+    ("one_split_reviews", 54, 6),
+    ("word_reviews", 60, 10),
+  ],
 )
 def test_a_tfds_set_by_name(empty_cache, dataset, trained, held_out):
   task = make(dataset=dataset, batch_size=2, max_length=99)

@@ -46,6 +46,18 @@ def read(batch):
   return next(batch[name] for name in names if name in batch)
 
 
+def test_all_or_nothing_tasks_are_solved_at_19_of_20():
+  thresholds = {
+    name: getattr(entry.config_type, "solved_at", None)
+    for name, entry in tasks.TASKS.items()
+  }
+  assert {name for name, x in thresholds.items() if x == 0.95} == {
+    *_OF_LENGTHS,
+    "recall",
+  }
+  assert {*thresholds.values()} == {0.95, None}
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
   folder = tmp_path_factory.mktemp("data")

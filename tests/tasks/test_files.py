@@ -5,6 +5,7 @@ import gzip
 import pytest
 
 import tasks
+from tasks import files
 from tasks.files import AlignedFiles, read_lines, typed_path
 
 LEAVES = "(task.path, task.source_language, task.target_language)"
@@ -105,7 +106,9 @@ def test_the_digest_follows_the_content(folder):
     ),
   ],
 )
-def test_faults_are_one_line(folder, gone, written, message):
+def test_faults_are_one_line(folder, gone, written, message, monkeypatch):
+  # The third line is in the second block.
+  monkeypatch.setattr(files, "_BLOCK", 3)
   for name in gone:
     (folder / name).unlink()
   write(folder, **written)

@@ -178,6 +178,10 @@ def test_score(folder):
   precisions = np.array([10 / 11, 7 / 9, 4 / 7, 2 / 5])
   assert half["bleu"] == pytest.approx(100 * precisions.prod() ** 0.25)
   assert "eff:no" in half["bleu_signature"]
+  # No 4-gram is in the output; it counts only if the reference has one.
+  assert task.score(["a b c"], ["a b c d"])["bleu"] == 0
+  short = task.score(["a b"], ["a b c"])["bleu"]
+  assert short == pytest.approx(100 * np.exp(1 - 3 / 2))
   assert task.score([], []) == {}
 
 

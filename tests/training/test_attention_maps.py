@@ -7,7 +7,7 @@ import pytest
 
 from training import evaluate
 from training.evaluate import Sample
-from training.pictures import attention_maps
+from training.pictures import attention_maps, overlay
 
 
 def layer(weights, query_labels, key_labels, mechanism="dense"):
@@ -300,3 +300,31 @@ def test_the_most_readable_row_is_drawn(lengths, drawn):
   weights = np.arange(90) < np.array(lengths)[:, None]
   batch = {"weights": weights.astype("f4"), "inputs": np.arange(3)[:, None]}
   assert attention_maps.readable_example([batch])["inputs"] == [[drawn]]
+
+
+def test_panels_of_weights_cover_whole_patches_of_an_image(tmp_path, figures):
+  """Patches may end outside the image, or before its edge."""
+  image = np.linspace(-1.0, 3.0, 40).reshape(5, 8, 1)
+  seen = np.array([[0.2, 0.1], [0.4, 0.3]])
+  panels = [
+    overlay.Panel("layer 1", seen, (3, 4), ([3], [4])),
+    overlay.Panel("layer 2", np.zeros((2, 3)), (2, 2)),
+  ]
+  overlay.draw_panels(tmp_path / "a.png", image, panels, "attention")
+  (figure,) = figures
+  assert figure.get_suptitle() == "attention"
+  np.testing.assert_allclose(figure.get_size_inches(), [3 * 2.0, 2.25 + 0.4])
+  titles = [axes.get_title() for axes in figure.axes]
+  assert titles == ["image", "layer 1, up to 0.40", "layer 2, up to 0.00"]
+  whole = np.arange(40).reshape(5, 8) / 39
+  for axes, pixels in zip(
+    figure.axes, (whole, whole, whole[:4, :6]), strict=True
+  ):
+    np.testing.assert_allclose(axes.images[0].get_array(), pixels, atol=1e-7)
+  weights = figure.axes[1].images[1]
+  rows = np.array([[0.2] * 4 + [0.1] * 4] * 3 + [[0.4] * 4 + [0.3] * 4] * 2)
+  np.testing.assert_allclose(weights.get_array(), rows)
+  assert weights.get_clim() == (0, 0.4)
+  across, down = figure.axes[1].lines
+  assert (across.get_ydata()[0], down.get_xdata()[0]) == (2.5, 3.5)
+  assert not figure.axes[2].lines

@@ -1,8 +1,11 @@
 """`python -m training.commands.draw_attention`: pictures of every layer, for any words."""
 
 import functools
+import runpy
 import shutil
+import types
 
+from absl import flags
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from attention import ATTENTIONS
 import models
 from models.attention_config import NEEDS
 from settings.errors import ConfigError
+import tasks
 from tests import commands
 from tests.attention.forms import RECURRENT
 from tests.here import is_here
@@ -168,6 +172,49 @@ def test_any_mechanism_at_any_length(mechanism):
 
 
 @pytest.mark.skipif(not is_here("seq2seq"), reason="no projects/seq2seq")
+@pytest.mark.parametrize(
+  ("written", "message"),
+  [
+    (None, ""),
+    ("a b", "output: a b\n"),
+    (tasks.DataError("a.wav: none"), "--audio: a.wav: none"),
+    (ConfigError("--text: none"), "--text: none"),
+    (ValueError("query: none"), "--query: none"),
+    (OSError("full"), "--out: full"),
+  ],
+)
+def test_a_file_is_drawn_by_its_model(
+  written, message, tmp_path, monkeypatch, capsys
+):
+  """The output comes before the path, and a fault names its flag."""
+
+  def draw_input(path, run, variables, file, query):
+    asked.append((path, run, variables, file, query))
+    if isinstance(written, Exception):
+      raise written
+    return written
+
+  asked, path = [], tmp_path / "out" / "attention.png"
+  model = types.SimpleNamespace(input_file="audio", draw_input=draw_input)
+  task = types.SimpleNamespace(read=None)
+  run = types.SimpleNamespace(model=model, task=task)
+  # Another command of this process may have defined a flag of the same name.
+  for kind in ("DEFINE_string", "DEFINE_list"):
+    flag = types.SimpleNamespace(value=["0", "1"])
+    monkeypatch.setattr(flags, kind, lambda *unused, flag=flag, **more: flag)
+  draw_file = runpy.run_module("training.commands.draw_attention")["_draw_file"]
+  arguments = run, {}, "audio", "a.wav", path.parent
+  if isinstance(written, Exception):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+      draw_file(*arguments)
+  else:
+    draw_file(*arguments)
+    assert capsys.readouterr().out == f"{message}{path}\n"
+  assert asked == [(path, run, {}, "a.wav", ["0", "1"])]
+  with pytest.raises(ConfigError, match=r"^--image: this run reads no images"):
+    draw_file(run, {}, "image", "a.png", path.parent)
+
+
 def test_a_recurrent_model_has_its_alignment():
   for length in (1, 7):
     maps = drawn("seq2seq", "additive", symbols(length), target="3 4")

@@ -71,6 +71,13 @@ def test_a_full_prompt_goes_on_too(run, variables):
     generation.generate_lines(run, variables, ["on the ma"], max_length=6)
 
 
+def test_lines_are_too_long_even_if_a_task_accepts_them(run, monkeypatch):
+  monkeypatch.setattr(run.task, "encode", lambda line: [4] * len(line))
+  assert generation.unreadable(run, ["on the m", "", "on the ma"]) == {
+    3: "9 tokens are too long; the model reads 8"
+  }
+
+
 def test_what_fits_the_context_says_nothing(run, variables, capsys):
   [found] = generation.generate_lines(run, variables, ["the"], max_length=6)
   assert found == written(run, variables, "the", 6)

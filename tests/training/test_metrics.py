@@ -53,19 +53,21 @@ def test_weights_and_biases_gets_the_numbers(tmp_path, monkeypatch):
       calls.append("finished")
 
   monkeypatch.setitem(sys.modules, "wandb", Wandb("wandb"))
+  (tmp_path / "config.json").write_text('{"seed": 3}')
   log = LogConfig(tensorboard=False, wandb=True, project="p")
   writer = metrics.MetricsWriter(tmp_path, 0, log=log)
   writer.write(3, {"test": {"loss": 0.5, "bleu_signature": "x"}}, 1.0)
   writer.close()
-  assert calls[0]["project"] == "p"
-  assert calls[0]["name"] == tmp_path.name
+  options = {
+    **{"project": "p", "name": tmp_path.name, "dir": str(tmp_path)},
+    **{"config": {"seed": 3}, "id": None, "resume": "allow"},
+    "settings": {"silent": True},
+  }
+  assert calls[0] == options
   assert calls[1:] == [(3, {"test/loss": 0.5}), "finished"]
   # A run that continues goes on in the same run there.
   metrics.MetricsWriter(tmp_path, 3, log=log).close()
-  assert [(x["id"], x["resume"]) for x in (calls[0], calls[3])] == [
-    (None, "allow"),
-    ("3f9k", "allow"),
-  ]
+  assert calls[3] == options | {"id": "3f9k"}
   assert not (tmp_path / "tensorboard").exists()
 
 

@@ -5,8 +5,11 @@ import pathlib
 import re
 import subprocess
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from attention.platform import backend
 from settings.errors import ConfigError
 from tests import commands
 from training.devices import compiled_step, target
@@ -38,6 +41,21 @@ def test_a_command_says_what_it_needs():
     commands.run_module(*command, "--target=h100:8", "--devices=8")
   )
   assert line.startswith("--devices: expected none with --target")
+
+
+def test_a_program_is_that_of_the_target(monkeypatch):
+  """Traced and lowered for a GPU; only XLA's compiler for it is not here."""
+  monkeypatch.setattr(jax.stages.Lowered, "compile", jax.stages.Lowered.as_text)
+  machine, platforms = target.Target((), "gpu", "cuda", 80 * 10**9), []
+
+  def function(x):
+    platforms.append(backend.name())
+    return jax.lax.platform_dependent(x, cpu=jnp.sin, cuda=jnp.cos)
+
+  text = target.compile_for(jax.jit(function), machine, jnp.zeros(3))
+  assert "stablehlo.cosine" in text
+  assert "stablehlo.sine" not in text
+  assert platforms == ["gpu"]
 
 
 def test_whether_a_step_fits():

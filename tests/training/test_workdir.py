@@ -286,6 +286,14 @@ def test_processes_of_two_hosts_may_have_one_id(tmp_path, monkeypatch):
   assert path.read_bytes() == b"first"
 
 
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
+  path = tmp_path / "a.json"
+  path.mkdir()
+  with pytest.raises(OSError):
+    atomic.write_bytes(path, b"text")
+  assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_name_that_is_too_long_is_told(tmp_path):
   with pytest.raises(ConfigError, match=r"^workdir: File name too long: "):
     workdir.check_writable("workdir", tmp_path / ("x" * 300))

@@ -3,6 +3,7 @@
 import shutil
 import types
 
+from matplotlib.figure import Figure
 import numpy as np
 import PIL.Image
 import pytest
@@ -132,25 +133,41 @@ def test_a_changed_text_is_refused(run, text, tmp_path):
     experiment.create(config, copy)
 
 
-def test_a_table_of_shares_has_each_number_in_its_cell(tmp_path, monkeypatch):
-  from matplotlib.axes import Axes
-
-  cells = {}
-
-  def text(axes, x, y, content, **style):
-    cells[x, y] = content
-
-  monkeypatch.setattr(Axes, "text", text)
-  weights = np.array([[[0.9, 0.1], [0.35, 0.65]]])
-  evenly = np.array([[0.8, 0.2], [0.45, 0.55]])
-  rows = [modality_maps.Shares(["image", "text"], weights, evenly)]
-  modality_maps.draw_shares(tmp_path / "shares.png", rows, ["dense"])
-  assert cells == {
-    (0, 0): "0.90\n(0.80)",
-    (1, 0): "0.10\n(0.20)",
-    (0, 1): "0.35\n(0.45)",
-    (1, 1): "0.65\n(0.55)",
+def test_a_table_of_shares_has_each_number_in_its_cell(monkeypatch):
+  """One column of tables per layer, one row of them per example."""
+  drawn = []
+  monkeypatch.setattr(
+    Figure, "savefig", lambda self, *x, dpi: drawn.append(self)
+  )
+  names, evenly = ["image", "text"], np.array([[0.8, 0.2], [0.45, 0.55]])
+  weights = np.array([[[0.9, 0.1], [0.35, 0.65]], [[0.5, 0.5], [0.25, 0.75]]])
+  rows = [modality_maps.Shares(names, weights[::n], evenly) for n in (1, -1)]
+  modality_maps.draw_shares("shares.png", rows, ["dense", "lsh"])
+  (figure,) = drawn
+  np.testing.assert_allclose(figure.get_size_inches(), [6.7, 5.8])
+  left, right, below, _ = figure.axes[:4]
+  assert left.get_title() == "layer 1: dense"
+  assert right.get_title() == "layer 2: lsh"
+  assert not below.get_title()
+  for axes in (left, figure.axes[3]):
+    (image,) = axes.images
+    assert image.get_array().tolist() == weights[0].tolist()
+    assert image.get_clim() == (0, 1)
+  for axes, queries in ((left, names), (right, ["", ""])):
+    shown = axes.get_xticklabels(), axes.get_yticklabels()
+    texts = [[label.get_text() for label in labels] for labels in shown]
+    assert texts == [names, queries]
+  # Keys are columns, queries are rows.
+  assert {
+    x.get_position(): (x.get_text(), x.get_color()) for x in left.texts
+  } == {
+    (0, 0): ("0.90\n(0.80)", "black"),
+    (1, 0): ("0.10\n(0.20)", "white"),
+    (0, 1): ("0.35\n(0.45)", "white"),
+    (1, 1): ("0.65\n(0.55)", "black"),
   }
+  for text in left.texts:
+    assert (text.get_ha(), text.get_va()) == ("center", "center")
 
 
 def model_of(*mechanisms):

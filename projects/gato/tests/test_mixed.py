@@ -54,13 +54,14 @@ def test_a_sentence_says_what_is_where():
   """A shape of the colour fills its quarter as its form does, and no other."""
   share = {"square": 1.0, "circle": np.pi / 4, "triangle": 0.5}
   found = drawn(range(60))
-  seen = set()
+  seen, forms = set(), set()
   for image, sentence in zip(found.images, found.captions, strict=True):
     left = image.astype(int)
     background = np.ones(image.shape[:2], bool)
     for part in sentence.split(", "):
       colour, shape, *place = part.split()
       seen |= {colour, shape, " ".join(place)}
+      forms.add((colour, shape))
       rgb = np.array(captions.COLOURS[colour])
       near = np.abs(left - rgb).max(-1) < 60
       half = captions.SIDE // 2
@@ -79,6 +80,8 @@ def test_a_sentence_says_what_is_where():
     assert left[background].max() < 150
   everything = {*captions.COLOURS, *captions.SHAPES, *captions.QUARTERS}
   assert seen == everything
+  # Every colour has every shape.
+  assert len(forms) == len(captions.COLOURS) * len(captions.SHAPES)
 
 
 def test_places_are_told_in_order_and_once():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from comparison.analysis.summary import Cost
-from projects.swap import figures, records, rows
+from projects.swap import figures, records, report, rows
+from projects.swap.settings import Settings
 
 
 def test_a_cell_is_in_the_unit_of_its_column():
@@ -100,6 +101,23 @@ def test_a_record_in_one_line():
     "path: loss 800.0000 → 4.0000 → 1.0000 (2 layers kept)",
     "flash: not causal",
   ]
+
+
+def test_the_subject_of_a_report_is_one_sentence():
+  """With the trainings that there were, and the length that was measured."""
+  settings = Settings(
+    weights="gpt2", text="a.txt", transfer_steps=1500, batch_size=4
+  )
+  assert report._subject(settings) == (
+    "`gpt2` on `a.txt`, 1,500 steps of transfer, batches of 4 windows"
+  )
+  settings = Settings(
+    weights="gpt2", text="a.txt", finetune_steps=20, length=2048
+  )
+  assert report._subject(settings) == (
+    "`gpt2` on `a.txt`, 20 steps of fine-tuning, batches of 8 windows, "
+    "--length 2,048"
+  )
 
 
 def test_units_of_columns():

@@ -1,6 +1,7 @@
 """Attention drawn over an image, and rolled out through the layers."""
 
 import numpy as np
+import pytest
 
 import models
 from projects.vision import maps as image_maps
@@ -33,6 +34,47 @@ def test_labels_are_rows_and_columns():
   ]
   p = models.load_pretrained(FOLDERS["deit"])
   assert image_maps.labels(p.model, 11)[:3] == ["[CLS]", "[DIST]", "0,0"]
+
+
+@pytest.mark.parametrize(
+  ("query", "name", "token"), [(None, "[CLS]", 0), ((1, 2), "1,2", 7)]
+)
+def test_panels_are_layers_and_their_rollout(monkeypatch, query, name, token):
+  """Of two special tokens and 3 × 3 patches."""
+  p = models.load_pretrained(FOLDERS["deit"], ["dense", "linear", "dense"])
+  rng = np.random.default_rng(0)
+  layers = rng.dirichlet(np.ones(11), (3, 2, 11))
+  maps = {f"encoder_{i}/self_attention": x[None] for i, x in enumerate(layers)}
+  drawn = []
+  monkeypatch.setattr(models, "attention_maps", lambda *unused: maps)
+  monkeypatch.setattr(image_maps, "draw_panels", lambda *x: drawn.append(x))
+  example = {"image": np.zeros((1, 15, 15, 3), np.float32)}
+  image_maps.draw_on_image("a.png", p.model, {}, example, query)
+  [(path, image, panels, heading)] = drawn
+  assert (path, image.shape) == ("a.png", (15, 15, 3))
+  assert heading == f"attention of {name}, mean over heads: dense + linear"
+  titles = ["layer 1", "layer 2", "layer 3", "rolled out"]
+  assert [panel.title for panel in panels] == titles
+  assert {panel.side for panel in panels} == {(4, 4)}
+  shown = [*layers.mean(1)[:, token], image_maps.rollout(layers)[token]]
+  for panel, weights in zip(panels, shown, strict=True):
+    np.testing.assert_allclose(panel.seen, weights[2:].reshape(3, 3))
+
+
+@pytest.mark.parametrize(
+  ("mechanism", "options", "grid", "rows", "columns"),
+  [
+    ("window_2d", {"window": 2}, (5, 4), [6, 12], [4]),
+    ("window_2d", {"window": 2, "shift": 1}, (5, 4), [3, 9], [2, 6]),
+    ("window_2d", {}, (9, 8), [21], [14]),
+    ("window_2d", {"window": 4}, (5, 4), [], []),
+    ("dense", {}, (9, 8), [], []),
+  ],
+)
+def test_borders_are_between_windows(mechanism, options, grid, rows, columns):
+  """In pixels, of tokens of 3 × 2 pixels."""
+  chosen = models.AttentionConfig(mechanism, options)
+  assert image_maps._borders(chosen, grid, (3, 2)) == (rows, columns)
 
 
 def test_a_picture_of_every_layer(tmp_path):

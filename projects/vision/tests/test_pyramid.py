@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from projects.vision.grid_convolution import GridConvolution
 from projects.vision.pyramid_config import PyramidConfig
 from tests import commands
 from tests.models import tiny
-from tests.models.published.test_equality import compute
+from tests.models.published.test_equality import FOLDERS, compute
 from tests.refusals import assert_refused
 
 SIZES = {"num_heads": (2, 2), "mlp_features": (12, 12)}
@@ -139,6 +140,18 @@ def test_a_mechanism_is_told_the_grid_of_its_stage():
   own = models.AttentionConfig("window_2d", {"window": 2, "grid": (4, 12)})
   config = dataclasses.replace(CVT, encoder_attention=own)
   assert config.mechanism(0, 0, (8, 6)) == own
+
+
+@pytest.mark.parametrize("name", ["vit", "deit", "swin", "cvt"])
+def test_a_trained_model_has_the_config_of_transformers(name):
+  """The values of the file that transformers wrote for the same model."""
+  p = models.load_pretrained(FOLDERS[name])
+  made = models.as_pretrained(p.model, p.variables)
+  assert made.family == name
+  theirs = json.loads((FOLDERS[name] / "config.json").read_text("utf-8"))
+  if name == "cvt":  # It accepts images of any size, and training drops layers.
+    theirs |= {"image_size": 224, "drop_path_rate": [0.0] * 3}
+  assert made.config == {key: theirs[key] for key in made.config}
 
 
 TINY = {"depths": "1,1", "num_heads": "2,2", "features": "8,16"}

@@ -39,6 +39,14 @@ from tests.verification.mutants.trial import FAILED, copy, run
 
 FOLDERS = ("attention", "models", "training", "tasks", "comparison", "projects")
 _SKIPPED = re.compile(r"attention/(definitions|testing)/|/(tests|configs)/")
+_JUDGES_ELSEWHERE = {
+  "attention": ["tests/verification/peers"],
+  # Of published weights, and of the defaults of every config.
+  "projects": ["tests/models/published", "tests/training/test_config_help.py"],
+  "comparison": ["tests/test_compare.py"],
+}
+"""Package: tests outside its own folder that judge it."""
+
 _EQUIVALENT = pathlib.Path(__file__).parent / "equivalent.json"
 
 
@@ -228,9 +236,7 @@ def selections(
   folder = f"tests/{package}"
   if package == "projects":
     folder = f"projects/{project}/tests"
-  folders = (
-    [folder, "tests/verification/peers"] if package == "attention" else [folder]
-  )
+  folders = [folder, *_JUDGES_ELSEWHERE.get(package, ())]
   words = {stem} | {
     node.name
     for node in ast.walk(ast.parse(source))
