@@ -15,6 +15,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
 import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys, nystrom_attention
@@ -103,7 +104,31 @@ def test_the_budget_changes_no_number(name, is_causal, monkeypatch):
       assert_close(x, y, 2e-5)
 
 
-@pytest.mark.parametrize("where", ["cpu", "gpu"])
+@last_directions((*KINDS, *RECURRENT))
+@pytest.mark.parametrize("where", ["gpu", "tpu"])
+def test_loops_of_an_accelerator_run_inside_shard_map(name, is_causal, where):
+  """The carries of loops vary over devices as the arrays do."""
+  length, dims = 150, Dims(4, 2, 8, 150, 16)
+  run, init, shares = program(name, is_causal, SIZES.get(name, {}), dims)
+  variables = jax.eval_shape(init, jax.random.key(0))
+  query, key, value = draw(length)
+  mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,))
+  rows = PartitionSpec("data")
+  sharded = jax.shard_map(
+    run,
+    mesh=mesh,
+    in_specs=(PartitionSpec(), rows, rows, rows, rows),
+    out_specs=rows,
+  )
+  with backend.tracing_for(where):
+    out, gradients = jax.eval_shape(
+      sharded, variables, query, None if shares else key, value, query
+    )
+  assert out.shape == query.shape
+  assert gradients[0].shape == query.shape
+
+
+@pytest.mark.parametrize("where", ["cpu", "gpu", "tpu"])
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
 def test_arrays_of_32_bits_stay_so_where_64_are_allowed(name, is_causal, where):
   """Over several chunks: a constant of 64 bits makes a loop's carry wider."""
