@@ -288,7 +288,7 @@ class MultiHeadAttention(HeadProjections):
       self._check_pairs(key.shape[-1])
       gates["shared_key"] = self._rotate(key, positions)[:, :, 0]
     rotated = {"index_query_rotary", "index_key_rotary", "rotation"}
-    for name in gates.keys() & rotated:
+    for name in sorted(gates.keys() & rotated):
       # Of these features, all are rotated.
       gates[name] = self._rotate(gates[name], positions, fraction=1.0)
     return gates

@@ -27,7 +27,7 @@ def nest(config_type: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     given = outer.get(section, {})
     if not hasattr(given, "items"):
       continue  # `build` reports that it is not a section.
-    for name in set(given) & set(inner):
+    for name in sorted(set(given) & set(inner)):
       raise ValueError(f"{name}: is given twice, also as {section}.{name}")
     outer[section] = {**given, **inner}
   return outer
@@ -66,7 +66,7 @@ def _split(
   sections = {}
   for section, kind in _sections(config_type).items():
     names = {field.name for field in dataclasses.fields(kind)} - own
-    inner = {name: fields.pop(name) for name in names & set(fields)}
+    inner = {name: fields.pop(name) for name in sorted(names & set(fields))}
     if inner:
       sections[section] = inner
   return sections

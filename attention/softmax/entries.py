@@ -195,7 +195,7 @@ def append(
     last = {
       name: layout.rows_at(x, order % size) for name, x in buffers.items()
     }
-    for name in {"entry_gates", "index_gates"} & last.keys():
+    for name in sorted({"entry_gates", "index_gates"} & last.keys()):
       # Positions before the first window have no weight.
       is_set = (order >= 0)[..., None, None]
       last[name] = jnp.where(is_set, last[name], NO_WEIGHT)

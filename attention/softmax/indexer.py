@@ -188,7 +188,7 @@ def rotate(
       arrays[name] = jnp.concatenate([rotated, arrays[name]], axis=3)
     return {**arrays, "index_key": arrays["index_key"][:, :, 0]}
   results = {}
-  for name in arrays.keys() & {"index_query", "index_key"}:
+  for name in sorted(arrays.keys() & {"index_query", "index_key"}):
     x = arrays[name]
     heads = x if x.ndim == 4 else x[:, :, None]
     heads = rotary(heads, positions, fraction=0.5)
@@ -217,7 +217,8 @@ def zero_masked(
 ) -> dict[str, Any]:
   """Zeros the index arrays at masked positions, where projections may be NaN."""
   names = arrays.keys() & {"index_query", "index_key", "index_weight"}
-  return arrays | {x: layout.zero_masked(arrays[x], keep) for x in names}
+  zeroed = {x: layout.zero_masked(arrays[x], keep) for x in sorted(names)}
+  return arrays | zeroed
 
 
 def select(
