@@ -190,6 +190,7 @@ def moba(
   """
   sizes = {"block_size": block_size, "top_k": top_k}
   if num_index_heads is not None:
+    indexer.check_rotation(index_dim, index_rotary_dim)
     options = indexer.Options(
       num_index_heads,
       index_dim,

@@ -60,7 +60,8 @@ def describe(
   routers = family.per_layer(hf_config, "mlp_layer_types", ("hash_moe", "moe"))
   if routers is None:
     routers = ["hash_moe" if i < 3 else "moe" for i in range(count)]
-  strides = family.value(hf_config, "compress_rates", dict[str, int], _STRIDES)
+  rates = dict(_STRIDES)
+  strides = family.value(hf_config, "compress_rates", dict[str, int], rates)
   for kind in strides.keys() - _STRIDES.keys():
     raise ValueError(
       f"compress_rates: expected layer types among {[*_STRIDES]}, got {kind!r}"

@@ -205,6 +205,7 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     description = family.describe(
       keys, weights.without_copies(family, tensors), head
     )
+    make_model(description)  # It checks the sizes of mechanisms.
     own = keys.get(MECHANISMS)
     description, left_out = _with_mechanisms(description, own, replaced)
     shapes = {} if family.kept is None else family.kept(keys)

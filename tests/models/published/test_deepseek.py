@@ -124,6 +124,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.4}
     ({"mlp_layer_types": ["moe"]}, "mlp_layer_types: expected 4 of hash_moe"),
     ({"hc_mult": 1}, "hc_mult: expected at least 2, got 1"),
     ({"compress_rates": {}}, "compress_rates: expected a number above 0"),
+    ({"compress_rates": None}, "compress_rates: expected a value like {"),
     ({"quantization_config": {"a": 1}}, "quantization_config: FP8"),
     (
       {"rope_parameters": {"main": {"rope_theta": 9.0}, "compress": YARN}},
@@ -209,3 +210,16 @@ def test_indexers_that_are_not_read(values, tmp_path):
 def test_configs_that_are_not_read(values, message, tmp_path):
   path = tmp_path / "config.json"
   assert_not_read("deepseek_v3", tmp_path, f"{path}: {message}", **values)
+
+
+@pytest.mark.parametrize(
+  ("case", "name"),
+  [
+    ("deepseek_v32", "index_rotary_dim: expected an even number up to"),
+    ("minimax_m3_text", "index_rotary_dim: expected an even number up to"),
+    ("deepseek_v4", "decoder_attention: rotary_dim: expected at most the 2"),
+  ],
+)
+def test_an_indexer_is_at_least_as_wide_as_its_rotation(case, name, tmp_path):
+  message = f"{tmp_path / 'config.json'}: {name}"
+  assert_not_read(case, tmp_path, message, index_head_dim=2)
