@@ -373,7 +373,7 @@ def _check_optimizer(config, optimizer, params) -> None:
   except ValueError as error:
     raise ConfigError(f"config.optimizer.{error}") from error
   dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
-  narrow = [x.name for x in dtypes if jnp.finfo(x).bits < 32]
+  narrow = [x.name for x in sorted(dtypes) if jnp.finfo(x).bits < 32]
   if narrow and is_schedule_free(jax.eval_shape(optimizer.init, params)):
     raise ConfigError(
       f"config.optimizer.name: {name} averages the parameters, for which fewer than "

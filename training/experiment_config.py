@@ -229,7 +229,7 @@ def _model_type(fields: dict[str, Any]) -> type:
   with _errors_at("model", "kind: "):
     model_type = models.find(str(fields["kind"]))
   # Their Transformers also have fields for images.
-  for field in _REMOVED_FIELDS.keys() & fields.keys():
+  for field in sorted(_REMOVED_FIELDS.keys() & fields.keys()):
     if fields[field] == _REMOVED_FIELDS[field] and field not in field_names(
       model_type
     ):

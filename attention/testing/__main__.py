@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _names(text: str) -> dict[str, str]:
   pairs = dict(x.split("=", 1) for x in text.split(","))
-  for name in pairs.keys() - OPTIONS.keys():
+  for name in sorted(pairs.keys() - OPTIONS.keys()):
     raise argparse.ArgumentTypeError(f"{name!r} is not an option of the laws")
   return pairs
 

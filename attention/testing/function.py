@@ -182,7 +182,7 @@ def run_laws(
   Cost: about a hundred small programs, a minute or two on one core.
   """
   names = list(FUNCTION_LAWS if laws is None else laws)
-  for name in set(names) - {*FUNCTION_LAWS}:
+  for name in sorted(set(names) - {*FUNCTION_LAWS}):
     raise ValueError(f"laws: expected {', '.join(FUNCTION_LAWS)}, got {name!r}")
   _check_call(function, lengths[0])
   return [_outcome(function, FUNCTION_LAWS[name], lengths) for name in names]

@@ -116,7 +116,7 @@ class Mechanism:
     """
     case = Case(("mask", "segments"), length=length, batch=8)
     arrays, call = self.draw(self.limited(case), seed)
-    for ids in {"query_segment_ids", "key_segment_ids"} & call.keys():
+    for ids in sorted({"query_segment_ids", "key_segment_ids"} & call.keys()):
       call[ids] = np.zeros((8, length), np.int32)
     if "mask" in call and not hides:
       call["mask"] = np.ones_like(call["mask"])

@@ -62,7 +62,7 @@ def describe(
     routers = ["hash_moe" if i < 3 else "moe" for i in range(count)]
   rates = dict(_STRIDES)
   strides = family.value(hf_config, "compress_rates", dict[str, int], rates)
-  for kind in strides.keys() - _STRIDES.keys():
+  for kind in sorted(strides.keys() - _STRIDES.keys()):
     raise ValueError(
       f"compress_rates: expected layer types among {[*_STRIDES]}, got {kind!r}"
     )
