@@ -21,7 +21,7 @@ import training  # noqa: F401  # isort: skip
 from absl import flags
 
 from settings.errors import ConfigError
-from settings.fields import fault
+from settings.fields import error_line
 from training.commands import entry
 from training.devices import process
 from training.workdir import check_writable
@@ -142,7 +142,7 @@ def _settings() -> Any:
       seed=_SEED.value,
     )
   except ValueError as error:
-    raise ConfigError(f"--{fault(error)}") from error
+    raise ConfigError(f"--{error_line(error)}") from error
 
 
 if __name__ == "__main__":

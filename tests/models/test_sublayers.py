@@ -160,7 +160,10 @@ def test_a_layer_selects_the_keys_of_the_layer_before():
 
 def test_a_first_layer_has_no_layer_before():
   first = SELECTING["decoder_attention"][1]
-  with pytest.raises(ValueError, match="index_query: dsa attention computes"):
+  with pytest.raises(
+    ValueError,
+    match="index_query: expected the gate that dsa attention computes",
+  ):
     made(**SELECTING | {"decoder_attention": first})
 
 

@@ -99,8 +99,14 @@ def test_round_trip_through_json():
     ({"flag": 1}, "flag: expected a valid boolean, got 1"),
     ({"rate": float("nan")}, "rate: expected a finite number, got nan"),
     ({"rate": float("inf")}, "rate: expected a finite number, got inf"),
-    ({"rate": 1e300}, "rate: expected a number that float32 holds, got 1e+300"),
-    ({"rate": 10**400}, "rate: expected a number that float32 holds, got 1000"),
+    (
+      {"rate": 1e300},
+      "rate: expected a number in the range of float32, got 1e+300",
+    ),
+    (
+      {"rate": 10**400},
+      "rate: expected a number in the range of float32, got 1000",
+    ),
     ({"span": (1, 2, 3)}, "span: expected a valid integer, got [1, 2, 3]"),
     ({"plug": 3}, "plug: expected named fields, got 3"),
     ({"plug": {"a": 3}}, "plug.name: missing"),

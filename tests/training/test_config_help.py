@@ -23,7 +23,11 @@ def test_help_behind_a_config_has_its_leaves():
   performer = "performer (num_features=128, kernel='softmax')"
   assert f"  --config.model.encoder_attention={performer}" in shown
   place = shown.index("  --config.optimizer.schedule=cosine")
-  assert shown[place + 1].strip().startswith("after the warm-up: 'constant'")
+  assert (
+    shown[place + 1]
+    .strip()
+    .startswith("the schedule after the warm-up: 'constant'")
+  )
   # The first flag of all.
   assert shown[shown.index("Flags:") + 1] == "  --config"
 
