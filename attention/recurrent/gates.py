@@ -308,9 +308,11 @@ def recurrent_mechanism(
 
   def prefill(variables, state, query, key, value, lengths, **call):
     keep = jnp.arange(query.shape[1])[None, :] < lengths[:, None]
-    qkv = query, key, value
-    call = {"mask": keep[:, None, None, :], "is_causal": True} | call
-    return run(sequence_recurrence, variables, *qkv, state, **call)[1]
+    arrays = variables, query, key, value, state
+    mask = keep[:, None, None, :]
+    return run(sequence_recurrence, *arrays, mask=mask, is_causal=True, **call)[
+      1
+    ]
 
   def compute_gates(variables, inputs):
     params = _float32_params(variables)

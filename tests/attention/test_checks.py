@@ -220,7 +220,7 @@ def test_the_record_of_a_recurrence_takes_no_option_of_its_own_code():
   record = ATTENTIONS["retention"]()
   dims = attention.Dims(2, 2, 8, 4, 16)
   state = record.init_cache({}, 1, 4, dims, jnp.float32)
-  for option in ("state", "given", "params"):
+  for option in ("state", "gates", "params"):
     with pytest.raises(ValueError, match=f"^{option}: retention has n"):
       record.apply({}, X, X, X, **{option: state}, is_causal=True)
   lengths, keep = jnp.array([3]), jnp.ones((1, 1, 1, 4), bool)

@@ -102,7 +102,7 @@ def test_memory_is_linear_in_length(name, backward):
 
 def test_the_measure_sees_a_whole_matrix_grow(monkeypatch):
   module = importlib.import_module("attention.dense")
-  monkeypatch.setattr(module, "_WHOLE", LENGTHS[-1])
+  monkeypatch.setattr(module, "_ONE_BLOCK", LENGTHS[-1])
   temps = [
     compiled("dense", T, backward=True).memory_analysis().temp_size_in_bytes
     for T in LENGTHS
