@@ -59,7 +59,8 @@ def test_single_keys_change_the_logits_as_in_transformers(case, tmp_path):
     folder = changed(case, tmp_path / change[:9], **json.loads(change))
     out = compute(models.load_pretrained(folder), inputs)
     assert compared({}, own, wanted) > 1e-3, change
-    assert compared({}, out, wanted) < 2e-5, change
+    # Rounding depends on the CPU: some have 2.7e-5.
+    assert compared({}, out, wanted) < 5e-5, change
 
 
 @pytest.mark.parametrize("case", CASES)
