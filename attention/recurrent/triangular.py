@@ -34,7 +34,8 @@ def pairs(
   Returns, for each of `keys`, the scores of all readers x. It recursively splits the
   chunk into halves. Splitting decays at the start of the later half makes the pairs
   across halves a matrix product. Halves that are too short for matrix products are
-  computed one distance at a time.
+  computed one distance at a time. On a TPU, a loop over the sizes of halves replaces the
+  recursion.
   """
   size, platform = log_decay.shape[-2], backend.name()
   if platform == "tpu":
@@ -102,14 +103,13 @@ def _level_decay(masks, log_decay):
 
 
 def _by_distance(readers, keys, log_decay):
-  """`pairs` of a distance d = i − j < 8, one distance at a time.
+  """`pairs` of a short chunk, one distance d = i − j at a time.
 
   The log decay over d + 1 positions is the one over d positions plus one term, so no
   digits are lost.
   """
   size = log_decay.shape[-2]
-  distances = range(min(size, _SHORT))
-  diagonals = [jnp.eye(size, k=-d, dtype=log_decay.dtype) for d in distances]
+  diagonals = [jnp.eye(size, k=-d, dtype=log_decay.dtype) for d in range(size)]
   diagonals = jnp.stack(diagonals, axis=1)
   diagonals = diagonals.reshape(*[1] * (log_decay.ndim - 2), *diagonals.shape)
 
@@ -118,7 +118,7 @@ def _by_distance(readers, keys, log_decay):
     return jnp.sum(jnp.stack(scores, axis=-1)[..., None] * diagonals, axis=-2)
 
   total, diagonal_scores = jnp.zeros_like(log_decay), []
-  for d in distances:
+  for d in range(size):
     decayed = [shift(key, d) * jnp.exp(total) for key in keys]
     diagonal_scores.append(
       [[jnp.sum(x * key, axis=-1) for x in readers] for key in decayed]
