@@ -310,7 +310,10 @@ def sweep(
   file, _, typed = config.partition(":")
   words = split(typed) or ["dense"]
   label = "+".join(words)
-  path, configs = Path(file).resolve(), Path("configs").resolve()
+  path, configs = (
+    Path(file).resolve(),
+    Path(__file__).resolve().parent / "configs",
+  )
   if not path.is_relative_to(configs):
     raise ConfigError(f"config: expected a file in configs/, got {file!r}")
   mapping = {

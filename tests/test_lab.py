@@ -1,4 +1,6 @@
-"""The door for notebooks: a run and a comparison, trained, loaded and drawn."""
+"""The Python interface for notebooks: train, load and draw runs and comparisons."""
+
+import os
 
 import jax
 import numpy as np
@@ -169,8 +171,10 @@ def test_seeds_of_a_comparison_are_a_number_or_a_sequence(
 
   monkeypatch.setattr(lab.run_lib, "run", run)
   grid = {"optimizer.learning_rate": np.logspace(-2, -1, 2)}
+  config = f"{os.path.abspath('configs/recall.py')}:delta"
+  monkeypatch.chdir(tmp_path)  # The file need not be below the current folder.
   with pytest.raises(lab.RunError, match="began"):
-    lab.sweep("configs/recall.py:delta", grid, seeds, tmp_path)
+    lab.sweep(config, grid, seeds, tmp_path)
 
 
 @pytest.mark.thorough

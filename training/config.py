@@ -107,7 +107,8 @@ class TrainConfig:
       rotations and blocks; 0 keeps the first ones.
     profile_steps: 'FIRST:LAST' profiles devices and host from the end of step FIRST
       to the end of step LAST, into the folder `profile` of the workdir.
-    parallel: 'jit' over a mesh, or 'pmap'; both compute the same numbers.
+    parallel: 'jit' over a mesh, or 'pmap'. Both compute the same numbers, except that
+      with 'pmap' the dropout masks depend on the number of devices.
     decode_method: how held-out examples are decoded at the end.
     mesh: number of devices along each axis; 'pmap' has only 'data'.
     log: see `LogConfig`.
