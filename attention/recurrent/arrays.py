@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.platform import layout
 from attention.recurrent.scan import is_sequence_sharded
 from attention.recurrent.triangular import LOG_ZERO
 from attention.softmax import sharding
@@ -59,7 +58,9 @@ def prepare_arrays(
   keep = checks.key_mask(mask, query, query)
 
   def prepare(x):
-    x = layout.zero_masked(x.astype(jnp.float32), keep)
+    x = x.astype(jnp.float32)
+    if keep is not None:  # A NaN at a masked position does not spread.
+      x = jnp.where(keep[..., None, None], x, 0)
     return jnp.repeat(x, heads[2] // x.shape[2], axis=2)
 
   # Prevents constant folding: for constant decays, XLA:GPU would compute the decays of
