@@ -207,7 +207,7 @@ def logarithmic_ticks(axes: Any, positions: Sequence[float]) -> None:
   spacing = (logs[-1] - logs[0]) / 6  # Closer labels would overlap.
   if any(right - left < spacing for left, right in itertools.pairwise(logs)):
     low, high = math.ceil(logs[0]), math.floor(logs[-1])
-    stride = math.ceil((high - low + 1) / 6) or 1
+    stride = math.ceil((high - low + 1) / 4) or 1  # Small panels.
     powers = [2.0**power for power in range(low, high + 1, stride)]
     ticks = powers or [ticks[0], ticks[-1]]
   axes.set_xticks(ticks, [f"{tick:,.4g}" for tick in ticks])
