@@ -18,9 +18,9 @@ class Head(nn.Module):
     'class'   transform(pooler(x₀)) · C + b, pooler(x) = activation(x·W + b)
     'hidden'  x
 
-  Transform, pooler and biases are optional. If the tables are narrower than x, the
-  transform has their width, or a linear layer without bias takes its place. c is the
-  config's `logit_scale`. `logit_soft_cap` caps the logits of tokens; with
+  Transform, pooler and biases are optional. If the table is narrower than x, the
+  transform maps to its width; without a transform, a linear layer without a bias does.
+  c is the config's `logit_scale`. `logit_soft_cap` caps the logits of tokens; with
   `mean_pooling`, x₀ is the mean of all tokens.
 
   Attributes:
@@ -34,7 +34,7 @@ class Head(nn.Module):
   size: int
 
   def setup(self) -> None:
-    """Creates the layers and variables that the config has."""
+    """Creates the layers and variables of the config."""
     config, own = self.config, self.config.output
     dense = functools.partial(
       nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
@@ -62,7 +62,7 @@ class Head(nn.Module):
     table: nn.Embed | None,
     mask: Bool[Array, "B T"] | None = None,
   ) -> Float[Array, "B T V"]:
-    """Computes the result from features `x`.
+    """Computes the logits, or returns the features.
 
     Args:
       x: `[B, T, F]`, features of the last layer.
@@ -72,21 +72,21 @@ class Head(nn.Module):
     config, own = self.config, self.config.output
     if config.head == "hidden":
       if own.pooler and self.is_initializing():
-        self.pooler(x[:, :1])  # Published weights have it.
+        self.pooler(x[:, :1])  # Creates its variables for published weights.
       return x
     if config.head == "class":
-      first = x[:, :1]
+      pooled = x[:, :1]
       if own.mean_pooling:
         if mask is not None:
-          # A row of padding, which fills the last batch, has a mean that is no NaN.
+          # The mean of a padding row, which fills the last batch, must not be NaN.
           mask = mask | ~jnp.any(mask, axis=1, keepdims=True)
-        shown = None if mask is None else mask[:, :, None]
-        first = jnp.mean(x, axis=1, keepdims=True, where=shown)
+        where = None if mask is None else mask[:, :, None]
+        pooled = jnp.mean(x, axis=1, keepdims=True, where=where)
       if own.pooler:
-        first = self._pool(self.pooler(first))
+        pooled = self._pool(self.pooler(pooled))
       if own.head_transform:
-        first = self._transform(first)
-      logits = self.classes(first)
+        pooled = self._transform(pooled)
+      logits = self.classes(pooled)
       return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     assert table is not None  # Head 'tokens' has one.
     if own.head_transform:
