@@ -40,9 +40,9 @@ def is_solved(line: Mapping[str, Any], threshold: float | None) -> bool:
   """Returns whether an evaluation solves its task.
 
   Args:
-    line: metric -> value.
-    threshold: value of the headline metric from which the task is solved; None for a
-      task without such a value.
+    line: maps metrics to values.
+    threshold: the smallest value of the headline metric that solves the task; None for
+      a task without a threshold.
   """
   metric = headline(line)
   if threshold is None or metric is None or is_lower_better(metric):

@@ -47,7 +47,7 @@ class ClassificationConfig:
   """The source of texts and labels, and the tokenisation.
 
   Attributes:
-    path: a file with rows LABEL<tab>TEXT, or a .csv file with rows LABEL,TEXT; a
+    path: a file with rows LABEL<tab>TEXT, or a .csv file with rows LABEL,TEXT; the
       header `label,text` is optional.
     dataset: a name in the TFDS catalogue, instead of a file; the dataset needs the
       features 'text' and 'label'.
@@ -56,7 +56,7 @@ class ClassificationConfig:
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
       text.
     vocab_size: number of subwords, with special tokens.
-    tokenizer: as in the task `text`: a file or its folder, which replaces
+    tokenizer: a vocabulary file or its folder, as in the task `text`; replaces
       `vocabulary` and `vocab_size`.
   """
 
@@ -114,7 +114,7 @@ class ClassificationTask(LabelledTask):
 
   def encode(self, line: str) -> list[int]:
     """Ids of a text between its special tokens."""
-    ids = self._frame(self._vocabulary.encode(line))
+    ids = self._add_special(self._vocabulary.encode(line))
     if len(ids) > self._config.max_length:
       raise ValueError(
         f"expected at most {self._config.max_length} {self._vocabulary.unit} "
@@ -137,16 +137,16 @@ class ClassificationTask(LabelledTask):
 
   def _encode(self, rows: Sequence[Row]) -> tuple[Ragged, np.ndarray]:
     """Texts as ids, truncated to `max_length`, and label ids."""
-    room = self._config.max_length - 1 - len(self._after)
+    limit = self._config.max_length - 1 - len(self._after)
     texts = [
-      self._frame(self._vocabulary.encode_text(text)[:room].tolist())
+      self._add_special(self._vocabulary.encode_text(text)[:limit].tolist())
       for _, text in rows
     ]
     label_ids = {name: i for i, name in enumerate(self.names)}
     labels = np.array([label_ids[label] for label, _ in rows], np.int32)
     return Ragged.stack(texts), labels
 
-  def _frame(self, ids: list[int]) -> list[int]:
+  def _add_special(self, ids: list[int]) -> list[int]:
     return [self._cls_id, *ids, *self._after]
 
   def _batch(self, split: str, indices: np.ndarray) -> Batch:
@@ -204,7 +204,7 @@ def read_rows(path: str, held_out: float) -> LabelledTexts:
       of rows.
 
   Raises:
-    DataError: the file is missing or undecodable, a row lacks a label or text, the
+    DataError: the file is missing or undecodable, a row has no label or text, the
       first row seems to be a header with other names, or there are too few rows.
   """
   file = existing_file(path)

@@ -132,7 +132,7 @@ def cached_subwords(lines: Iterable[str], size: int, digest: str) -> Subwords:
 
   Args:
     lines: the training text; read only if the cache has no model.
-    size: wanted number of pieces.
+    size: requested number of pieces.
     digest: hash of the text.
   """
   # Increment the number if the same text gives another model.

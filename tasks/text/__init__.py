@@ -23,7 +23,7 @@ OBJECTIVES: Mapping[str, type[TextTask]] = types.MappingProxyType(
     "encoder_decoder": SpanText,
   }
 )
-"""Maps the layout of a batch to the task that makes it."""
+"""Maps batch layouts to the tasks that create them."""
 
 
 def make(

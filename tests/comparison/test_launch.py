@@ -220,7 +220,7 @@ def test_a_stopped_run_is_a_record_and_its_time_counts(
   def stopped(command, request=None, watch=None):
     time.sleep(0.05)
     used = {"seconds": 0.05, "cpu_seconds": 0.01, "others_cores": 0.0}
-    return process.Ended(0, "", used, signal.SIGTERM)
+    return process.ProcessResult(0, "", used, signal.SIGTERM)
 
   with monkeypatch.context() as patch:
     patch.setattr(process, "run", stopped)
