@@ -159,7 +159,7 @@ class Classified(GeneratedTask):
     return 1 + length
 
   @abc.abstractmethod
-  def _read(
+  def _ids_and_answers(
     self, split: str, indices: np.ndarray
   ) -> Iterator[tuple[Sequence[int] | np.ndarray, int]]:
     """The ids of each example after `<cls>`, and its answer."""
@@ -172,7 +172,7 @@ class Classified(GeneratedTask):
     source = np.zeros((len(indices), self._lengths[split]), np.int32)
     source[:, 0] = FIRST_SYMBOL
     answers = np.empty((len(indices), 1), np.int32)
-    for row, (ids, answer) in enumerate(self._read(split, indices)):
+    for row, (ids, answer) in enumerate(self._ids_and_answers(split, indices)):
       source[row, 1 : len(ids) + 1] = ids
       answers[row] = answer
     first = np.zeros_like(answers)

@@ -95,7 +95,7 @@ class ListopsTask(Classified):
     # Raises an error now if no expression has a suitable length.
     self._expression("train", 0)
 
-  def _read(
+  def _ids_and_answers(
     self, split: str, indices: np.ndarray
   ) -> Iterator[tuple[list[int], int]]:
     for index in indices.tolist():

@@ -39,7 +39,7 @@ _RADIUS = 4, 6
 """Smallest and largest half width of a shape, in pixels."""
 
 
-class Captioned(NamedTuple):
+class CaptionedImages(NamedTuple):
   """The examples of a batch.
 
   Attributes:
@@ -51,7 +51,9 @@ class Captioned(NamedTuple):
   captions: list[str]
 
 
-def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
+def draw(
+  key: np.ndarray, indices: np.ndarray, max_shapes: int
+) -> CaptionedImages:
   """Draws images with 1 to `max_shapes` shapes, at most one in each quarter.
 
   Number, quarters, colours, shapes and sizes are uniform; a shape is at a random
@@ -93,7 +95,7 @@ def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
     )
     images[row] = np.clip(image + _NOISE * noise, 0, 255)
     captions.append(", ".join(words))
-  return Captioned(images, captions)
+  return CaptionedImages(images, captions)
 
 
 def patches(images: np.ndarray) -> np.ndarray:

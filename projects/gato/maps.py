@@ -116,7 +116,7 @@ def _mechanisms(model: Any) -> Sequence[models.AttentionConfig]:
   return model.config.layers("decoder_attention")
 
 
-class DrawnShares:
+class SharePictures:
   """Draws the attention of Gato.
 
   `training.pictures.attention_maps` and `training.commands.draw_attention` call these

@@ -12,11 +12,11 @@ from models.kind import Sizes
 from models.sizes import id_sizes
 from models.transformer import OPTIONAL, Transformer
 from projects.gato.config import PATCH_ID, GatoConfig
-from projects.gato.maps import DrawnShares
+from projects.gato.maps import SharePictures
 from projects.gato.patch_embedding import PatchEmbedding
 
 
-class Gato(DrawnShares, Transformer):
+class Gato(SharePictures, Transformer):
   """A decoder that embeds image patches at the ids `PATCH_ID`.
 
   Attributes:

@@ -13,7 +13,7 @@ import tasks
 from tasks.base import Batch
 
 
-class Distilled:
+class DistillationTask:
   """A task of images whose batches also have a teacher's labels.
 
   'targets' and 'weights' are [B, 2]: the true label for the head of [CLS], and for the
@@ -95,7 +95,7 @@ def with_teacher(task: tasks.Task, folder: str) -> Any:
       f"config.model.teacher: expected the {task.target_vocab_size} classes of the "
       f"task, got {classes} in {folder}"
     )
-  return Distilled(task, teacher)
+  return DistillationTask(task, teacher)
 
 
 def _with_two_targets(batch: Batch, second: np.ndarray) -> Batch:

@@ -63,7 +63,7 @@ class GridConvolution(nn.Module):
     return jnp.concatenate([own, x], axis=1)
 
 
-class ConvolvedAttention(MultiHeadAttention):
+class ConvolutionalAttention(MultiHeadAttention):
   """Convolves the grid of tokens before each projection.
 
   Attributes:
@@ -102,7 +102,7 @@ class ConvolvedAttention(MultiHeadAttention):
     }
 
 
-class ConvolvedBlock(Block):
+class ConvolutionalBlock(Block):
   """A layer whose self-attention convolves the inputs of its projections.
 
   Attributes:
@@ -126,7 +126,7 @@ class ConvolvedBlock(Block):
       mechanism,
       max_length,
       config,
-      ConvolvedAttention,
+      ConvolutionalAttention,
       convolution=self.convolution,
       **options,
     )

@@ -180,7 +180,7 @@ def _borders(
   return rows, columns
 
 
-class ReadsImages:
+class ImageModel:
   """Shared methods of image models: their batches, and pictures of attention.
 
   A map is drawn over the image, by `training.pictures.attention_maps` and

@@ -17,8 +17,8 @@ from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
 from models.multi_head_attention import apply_mechanism
 from models.published.family import Description
-from projects.vision.grid_convolution import ConvolvedBlock
-from projects.vision.maps import ReadsImages
+from projects.vision.grid_convolution import ConvolutionalBlock
+from projects.vision.maps import ImageModel
 from projects.vision.patches import image_shape
 from projects.vision.pyramid_config import PyramidConfig
 
@@ -61,7 +61,7 @@ class PatchConvolution(nn.Module):
     return stage.make_norm(name="norm")(patches[:, :rows, :columns])
 
 
-class Merging(nn.Module):
+class PatchMerging(nn.Module):
   """norm([x₀₀; x₁₀; x₀₁; x₁₁]) · W: 2 × 2 neighbours become one token.
 
   Indices of neighbours are (row, column); a grid with an odd side is padded with zeros.
@@ -100,7 +100,7 @@ class Merging(nn.Module):
     )(x)
 
 
-class Pyramid(ReadsImages, nn.Module):
+class Pyramid(ImageModel, nn.Module):
   """Images to logits of classes.
 
   Attributes:
@@ -158,7 +158,7 @@ class Pyramid(ReadsImages, nn.Module):
     x, layers = grid, itertools.count()
     for number, (rows, columns) in enumerate(config.grids(*images.shape[1:3])):
       stage = config.stage(number)
-      patches = Merging if number and config.merges else PatchConvolution
+      patches = PatchMerging if number and config.merges else PatchConvolution
       patches = patches(config, number, name=f"patches_{number}")
       grid = dropout(patches(grid, rows, columns))
       x = grid.reshape(len(grid), rows * columns, stage.features)
@@ -174,7 +174,7 @@ class Pyramid(ReadsImages, nn.Module):
         if config.convolution is None:
           block = Block(stage, mechanism, tokens, attend=self.attend, name=name)
         else:
-          block = ConvolvedBlock(
+          block = ConvolutionalBlock(
             stage,
             mechanism,
             tokens,

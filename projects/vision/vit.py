@@ -16,7 +16,7 @@ from models.mechanism_variables import check_mechanisms
 from models.multi_head_attention import apply_mechanism
 from models.published.family import Description
 from models.published.trained import with_biases
-from projects.vision.maps import ReadsImages
+from projects.vision.maps import ImageModel
 from projects.vision.patches import Patches, image_shape
 from projects.vision.vit_config import VitConfig
 
@@ -44,7 +44,7 @@ class DistilledHead(Head):
     return jnp.concatenate([first, second.astype(first.dtype)], axis=1)
 
 
-class VisionTransformer(ReadsImages, nn.Module):
+class VisionTransformer(ImageModel, nn.Module):
   """Images to logits of classes, or to features.
 
   Attributes:

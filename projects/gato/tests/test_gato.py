@@ -197,7 +197,7 @@ def test_one_example_of_each_kind_is_drawn(monkeypatch, tmp_path):
 
   def draw(kept):
     batches = [{"inputs": rows[[i]], "weights": weights[[i]]} for i in kept]
-    modality_maps.DrawnShares.draw_attention(
+    modality_maps.SharePictures.draw_attention(
       model, tmp_path / "a.png", {}, task, batches
     )
     return drawn.pop()
@@ -231,7 +231,7 @@ def test_a_caption_is_drawn_up_to_its_end(
     ("draw_shares", lambda *unused: None),
   ):
     monkeypatch.setattr(modality_maps, name, stand_in)
-  found = modality_maps.DrawnShares.draw_input(
+  found = modality_maps.SharePictures.draw_input(
     model_of(), tmp_path / "a.png", run, {}, "file", None
   )
   assert found == text
