@@ -102,7 +102,7 @@ def test_shares_are_summed_by_modality(text):
   # Images come first and cannot look at words.
   assert found.weights[:, 0, 1].tolist() == [0, 0]
   evenly = np.mean([16 / (t + 1) for t in range(16, length)])
-  assert found.evenly[1, 0] == pytest.approx(evenly)
+  assert found.uniform[1, 0] == pytest.approx(evenly)
 
 
 def test_faults_are_one_line(text):
