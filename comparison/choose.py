@@ -82,16 +82,16 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
     candidates += outer
     for field, value in run.grid.items():
       values_by_field[field].add(value)
-  score, (chosen, *others) = _rank(candidates, workdir)[0]
-  point = ", ".join(f"{field}={value}" for field, value in chosen.grid.items())
+  score, (choice, *others) = _rank(candidates, workdir)[0]
+  point = ", ".join(f"{field}={value}" for field, value in choice.grid.items())
   seeds = 1 + len(others)
-  if chosen.solved_at is not None:
+  if choice.solved_at is not None:
     point += f", solved by {seeds - score.unsolved} of {seeds} choosing seeds"
-  print(f"{chosen.row}: chosen {point}", flush=True)
+  print(f"{choice.row}: chosen {point}", flush=True)
   edge = [
-    x for x in values_by_field if chosen.grid[x] in _ends(values_by_field[x])
+    x for x in values_by_field if choice.grid[x] in _ends(values_by_field[x])
   ]
-  return dataclasses.replace(chosen, at_edge=edge)
+  return dataclasses.replace(choice, at_edge=edge)
 
 
 def next_grid_value(value: Any, values: Collection[Any]) -> float | None:

@@ -325,7 +325,7 @@ def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
 
 def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
   """Raises ValueError if a variant's layers are not mechanisms, or if it has options."""
-  layers, others = variant[LAYERS], set(variant) - {"name", LAYERS}
+  layers, extra = variant[LAYERS], set(variant) - {"name", LAYERS}
   if not isinstance(layers, str) or not split(layers):
     raise ValueError(
       f"{field}.{LAYERS}: expected mechanisms separated by commas, such as "
@@ -335,8 +335,8 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
     check_mechanism(f"{field}.{LAYERS}", layer)
   if "name" in variant:
     check_mechanism(f"{field}.name", variant["name"])
-  if others:
-    option = min(others)
+  if extra:
+    option = min(extra)
     raise ValueError(
       f"{field}.{option}: an option of a layer follows the layer's name; "
       f"expected {LAYERS}='{split(layers)[0]}:{option}={variant[option]},…'"
@@ -345,9 +345,11 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
 
 def _check_options(field: str, name: str, options: dict[str, Any]) -> None:
   """Raises ValueError if a mechanism rejects options; missing ones may be set later."""
-  needed = dict.fromkeys(mechanisms.required_names(mechanisms.find(name)), 1)
+  placeholders = dict.fromkeys(
+    mechanisms.required_names(mechanisms.find(name)), 1
+  )
   try:
-    models.AttentionConfig(name, needed | options)
+    models.AttentionConfig(name, placeholders | options)
   except ValueError as error:
     raise ValueError(f"{field}{error}") from None
 

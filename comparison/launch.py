@@ -107,8 +107,10 @@ def _train(run: Run, workdir: Path, share: float | None) -> None:
     reason = record.get("reason") or "it was stopped"
     if tries_left:
       print(f"  {run.identity}: failed: {reason}; tried again", flush=True)
-  spent = records.usage(workdir, run)
-  records.write(workdir, run, status=records.FAILED, reason=reason, **spent)
+  earlier_usage = records.usage(workdir, run)
+  records.write(
+    workdir, run, status=records.FAILED, reason=reason, **earlier_usage
+  )
   print(f"  {run.identity}: failed: {reason}", flush=True)
 
 

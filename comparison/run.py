@@ -63,8 +63,8 @@ def run(
     return
   for number, row in enumerate(rows, 1):
     print(f"[row {number}/{len(rows)}] {row[0].row}", flush=True)
-    chosen = choose.choose(row, folder, comparison)
-    reported = [chosen.with_seed(seed, choosing=False) for seed in seeds]
+    choice = choose.choose(row, folder, comparison)
+    reported = [choice.with_seed(seed, choosing=False) for seed in seeds]
     records.plan(folder, reported)
     launch(reported, folder, comparison, after=after)
 

@@ -68,8 +68,8 @@ def text(workdir: Path) -> str:
     seconds = 0.0
     for name in queue:
       if run_records.get(name, {}).get("status") != records.TRAINED:
-        _, spent = _training_progress(workdir, name)
-        seconds += max(0.0, _expected_seconds(plan[name], done) - spent)
+        _, elapsed = _training_progress(workdir, name)
+        seconds += max(0.0, _expected_seconds(plan[name], done) - elapsed)
     lines.append(_clock(seconds, max(1, len(set(processes.values())))))
   return "\n".join(lines)
 
@@ -81,8 +81,8 @@ def missing(workdir: Path) -> list[str]:
     run_records.get(name, {}).get("status", _WAITING)
     for name in _plan(workdir, run_records)
   ]
-  open_count = sum(x in (_WAITING, records.STOPPED) for x in states)
-  if not open_count:
+  num_open = sum(x in (_WAITING, records.STOPPED) for x in states)
+  if not num_open:
     return []
   done = sum(x in (records.DONE, records.TRAINED) for x in states)
   more = "".join(

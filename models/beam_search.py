@@ -100,7 +100,7 @@ def beam_search(
     )
 
     scores, best = jax.lax.top_k(jnp.where(ends, -jnp.inf, values), beam_size)
-    tokens, chosen = _take(tokens, best), _take(ids, best)
+    tokens, next_tokens = _take(tokens, best), _take(ids, best)
     parents = _take(parents, best)
 
     # With length, log-probabilities only decrease and the penalty only grows.
@@ -116,7 +116,7 @@ def beam_search(
     parents = jnp.where(row, parents, jnp.arange(beam_size)[None, :])
     source_beams = (first_beam + parents).reshape(-1)
     cache = jax.tree.map(lambda x: x[source_beams], state.cache)
-    logits, cache = decode(cache, chosen.reshape(-1))
+    logits, cache = decode(cache, next_tokens.reshape(-1))
     return _State(
       step=state.step + 1,
       logits=logits,

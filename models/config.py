@@ -347,13 +347,13 @@ class ModelConfig:
       return "encoder", self.slot.encoder_around
     return "decoder", self.decoder_around
 
-  def _check_function(self, field, known, kind, probe, config=None):
+  def _check_function(self, field, table, kind, probe, config=None):
     """Checks a field with a known name, or an import path, which `probe` calls."""
     name = getattr(config or self, field)
-    if name is None or name in known:
+    if name is None or name in table:
       return
     try:
-      function = resolve(name, known, kind)
+      function = resolve(name, table, kind)
     except ValueError as error:
       raise ValueError(f"{field}: {error}") from None
     try:

@@ -316,8 +316,8 @@ def _run(
       return jnp.argmax(logits, axis=-1)
     largest, ids = jax.lax.top_k(logits, top_k)
     key = jax.random.fold_in(rng, step)
-    drawn = jax.random.categorical(key, largest / temperature)
-    return jnp.take_along_axis(ids, drawn[:, None], axis=1)[:, 0]
+    sample = jax.random.categorical(key, largest / temperature)
+    return jnp.take_along_axis(ids, sample[:, None], axis=1)[:, 0]
 
   return _extend(decode, logits, cache, choose, **sizes)
 
@@ -377,17 +377,17 @@ def _extend(
   steps = jnp.arange(max_length)[None, :]
 
   def body(state: _State) -> _State:
-    chosen = choose(state.logits, state.step).astype(jnp.int32)
+    next_tokens = choose(state.logits, state.step).astype(jnp.int32)
     log_probs = jax.nn.log_softmax(state.logits.astype(state.scores.dtype))
-    score = jnp.take_along_axis(log_probs, chosen[:, None], axis=1)[:, 0]
+    score = jnp.take_along_axis(log_probs, next_tokens[:, None], axis=1)[:, 0]
     mask = (steps == state.step) & ~state.ended[:, None]
-    ends = jnp.isin(chosen, jnp.array(eos_ids, jnp.int32))
+    ends = jnp.isin(next_tokens, jnp.array(eos_ids, jnp.int32))
     last = ends | (state.step == max_length - 1)
-    logits, cache = decode(state.cache, chosen)
+    logits, cache = decode(state.cache, next_tokens)
     return _State(
       step=state.step + 1,
       logits=logits,
-      tokens=jnp.where(mask, chosen[:, None], state.tokens),
+      tokens=jnp.where(mask, next_tokens[:, None], state.tokens),
       scores=state.scores + jnp.where(state.ended, 0.0, score),
       ended=state.ended | last,
       cache=cache,

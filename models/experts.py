@@ -64,12 +64,12 @@ class Experts(nn.Module):
         never affect other positions. Masks of other shapes apply only to attention.
     """
     config, mlp = self.config, self.config.mlp
-    exact = jnp.promote_types(config.dtype, jnp.float32)
+    dtype = jnp.promote_types(config.dtype, jnp.float32)
     tokens = inputs.reshape(-1, inputs.shape[-1])
     router = nn.Dense(
       mlp.num_experts,
       use_bias=mlp.router_bias,
-      dtype=exact,
+      dtype=dtype,
       param_dtype=config.param_dtype,
       name="router",
     )
@@ -94,7 +94,7 @@ class Experts(nn.Module):
     if mlp.normalize_weights:
       # A sum of sigmoids can be 0 in float32.
       total = weights.sum(axis=1, keepdims=True)
-      weights = weights / jnp.maximum(total, jnp.finfo(exact).tiny)
+      weights = weights / jnp.maximum(total, jnp.finfo(dtype).tiny)
     weights = weights * mlp.routed_scale
     is_token = None
     if mask is not None and mask.shape[1:3] == (1, 1):
@@ -277,9 +277,11 @@ def load_balance(
   DeepSeek-V3, equations 17 to 20, arXiv:2412.19437, for any k and sigmoid scores.
   """
   num_experts = scores.shape[1]
-  counted = jnp.ones(len(scores), scores.dtype) if mask is None else mask
-  counted = counted.astype(scores.dtype) / jnp.maximum(counted.sum(), 1)
+  token_weights = jnp.ones(len(scores), scores.dtype) if mask is None else mask
+  token_weights = token_weights.astype(scores.dtype) / jnp.maximum(
+    token_weights.sum(), 1
+  )
   is_chosen = jax.nn.one_hot(experts, num_experts, dtype=scores.dtype)
-  share = counted @ is_chosen.mean(axis=1)
-  mean = counted @ (scores / scores.sum(axis=1, keepdims=True))
+  share = token_weights @ is_chosen.mean(axis=1)
+  mean = token_weights @ (scores / scores.sum(axis=1, keepdims=True))
   return num_experts * jnp.sum(share * mean)

@@ -62,10 +62,10 @@ def _split(
   config_type: Any, fields: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
   """Removes the fields of nested configs from `fields`, and groups them by section."""
-  own = {field.name for field in dataclasses.fields(config_type)}
+  own_fields = {field.name for field in dataclasses.fields(config_type)}
   sections = {}
   for section, kind in _sections(config_type).items():
-    names = {field.name for field in dataclasses.fields(kind)} - own
+    names = {field.name for field in dataclasses.fields(kind)} - own_fields
     inner = {name: fields.pop(name) for name in sorted(names & set(fields))}
     if inner:
       sections[section] = inner

@@ -43,42 +43,42 @@ def known_ids(
   name: str,
   ids: Int[Any, "B T"],
   size: int,
-  shown: Bool[Any, "#B T"],
+  unmasked: Bool[Any, "#B T"],
   *,
   hidden_id: int = 0,
   table: str = "vocabulary",
 ) -> Int[Array | np.ndarray, "B T"]:
   """Checks the ids of unmasked positions against the size of a table.
 
-  If ids or `shown` are traced, an id outside the table becomes `size`, whose embedding
+  If ids or `unmasked` are traced, an id outside the table becomes `size`, whose embedding
   is NaN (a negative one would be counted from the end).
 
   Args:
     name: the name of the argument, for messages.
     ids: `[B, T]`, integers.
     size: the size of the table.
-    shown: unmasked positions; ids of masked positions may be any number.
+    unmasked: unmasked positions; ids of masked positions may be any number.
     hidden_id: replaces ids outside the table at masked positions.
     table: name of the table, for messages.
 
   Raises:
     ValueError: an id is outside the table; the message has the first such id.
   """
-  traced = is_traced(ids, shown)
-  ids, shown = (x if traced else np.asarray(x) for x in (ids, shown))
+  traced = is_traced(ids, unmasked)
+  ids, unmasked = (x if traced else np.asarray(x) for x in (ids, unmasked))
   if ids.dtype.itemsize < 4:  # `size` may be too large for it.
     ids = ids.astype(np.int32)
-  outside = (ids < 0) | (ids >= size)
+  is_outside = (ids < 0) | (ids >= size)
   if traced:
-    return jnp.where(outside, jnp.where(shown, size, hidden_id), ids)
-  errors = np.argwhere(outside & shown)
+    return jnp.where(is_outside, jnp.where(unmasked, size, hidden_id), ids)
+  errors = np.argwhere(is_outside & unmasked)
   if len(errors):
     index = errors[0].tolist()
     raise ValueError(
       f"{name}: id {ids[tuple(index)]} at {index} is not in the {table}; "
       f"expected 0 to {size - 1}, or a masked position"
     )
-  return np.where(outside, hidden_id, ids)
+  return np.where(is_outside, hidden_id, ids)
 
 
 def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
@@ -93,14 +93,14 @@ def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
       starts with the argument or field.
   """
   has_encoder = config.layout != "decoder"
-  for name, needed in (
+  for name, is_needed in (
     ("source_vocab_size", has_encoder),
     ("max_source_length", has_encoder),
     ("target_vocab_size", True),
     ("max_target_length", config.layout != "encoder"),
   ):
     size = getattr(sizes, name)
-    if needed and (size is None or size < 1):
+    if is_needed and (size is None or size < 1):
       raise ValueError(f"{name}: kind '{config.kind}' needs it, got {size}")
   if sizes.shared_vocabulary and has_encoder:
     if sizes.source_vocab_size != sizes.target_vocab_size:

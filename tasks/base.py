@@ -168,13 +168,13 @@ def input_shapes(task: Task) -> Mapping[str, tuple[int, ...]]:
   return getattr(task, "input_shapes", {})
 
 
-def layout(task: str, kind: str, served: Sequence[str]) -> str:
+def layout(task: str, kind: str, supported: Sequence[str]) -> str:
   """Checks that a task supports a batch layout, and returns the layout.
 
   Args:
     task: name of the task, for the message.
     kind: the `layout` of the model's config.
-    served: the layouts that the task supports.
+    supported: the layouts that the task supports.
 
   Returns:
     `kind`.
@@ -182,9 +182,9 @@ def layout(task: str, kind: str, served: Sequence[str]) -> str:
   Raises:
     LayoutError: the task does not support this kind of model.
   """
-  if kind not in served:
+  if kind not in supported:
     raise LayoutError(
-      f"model.kind: {task} supports {', '.join(served)}, got {kind!r}"
+      f"model.kind: {task} supports {', '.join(supported)}, got {kind!r}"
     )
   return kind
 
@@ -209,8 +209,8 @@ def sequence_accuracy(
   is_weighted = weights > 0
   is_right = jnp.argmax(logits, axis=-1) == targets
   rows = jnp.any(is_weighted, axis=-1)
-  exact = jnp.all(is_right | ~is_weighted, axis=-1) & rows
-  return jnp.stack([exact.sum(), rows.sum()]).astype(jnp.float32)
+  is_exact = jnp.all(is_right | ~is_weighted, axis=-1) & rows
+  return jnp.stack([is_exact.sum(), rows.sum()]).astype(jnp.float32)
 
 
 def last_accuracy(

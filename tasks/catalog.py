@@ -134,13 +134,13 @@ def _find(
 
 
 def _check_features(
-  name: str, known: Iterable[str], needed: Sequence[tuple[str, str]]
+  name: str, available: Iterable[str], needed: Sequence[tuple[str, str]]
 ) -> None:
-  known = sorted(known)
+  available = sorted(available)
   for field, feature in needed:
-    if feature not in known:
+    if feature not in available:
       raise DataError(
-        f"task.{field}: {name} has {', '.join(known)}; expected one of them, "
+        f"task.{field}: {name} has {', '.join(available)}; expected one of them, "
         f"got {feature!r}"
       )
 

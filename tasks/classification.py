@@ -210,8 +210,8 @@ def read_rows(path: str, held_out: float) -> LabelledTexts:
   file = existing_file(path)
   rows = list(_csv(file) if suffix(file) == ".csv" else _read_tabbed(file))
   counts = collections.Counter(label for label, _ in rows)
-  first, *others = counts.values() or [0]
-  if first == 1 and len(others) > 1 and min(others) > 1:
+  first, *other_counts = counts.values() or [0]
+  if first == 1 and len(other_counts) > 1 and min(other_counts) > 1:
     raise DataError(
       f"{file}, first row: no other row has its label {rows[0][0]!r}, so it seems "
       "to be a header; name its columns label and text, or remove it"
@@ -269,11 +269,11 @@ def _check(labelled: LabelledTexts, where: str) -> LabelledTexts:
   for split, rows in zip(labelled._fields, labelled, strict=True):
     if not rows:
       raise DataError(f"{where}: empty {split} split")
-  known = {label for label, _ in labelled.train}
-  if len(known) < 2:
+  train_labels = {label for label, _ in labelled.train}
+  if len(train_labels) < 2:
     raise DataError(
       f"{where}: expected at least 2 labels among {len(labelled.train)} training "
-      f"rows, got {', '.join(map(repr, known))}"
+      f"rows, got {', '.join(map(repr, train_labels))}"
     )
   return labelled
 

@@ -73,10 +73,10 @@ class CopyTask(GeneratedTask):
   def __init__(
     self, config: CopyConfig, *, kind: str, batch_size: int, seed: int
   ):
-    served = ("encoder_decoder", "decoder", "encoder")
+    supported = ("encoder_decoder", "decoder", "encoder")
     if config.kind == "duplicate":
-      served = ("decoder",)
-    self._kind = base.layout(f"task.kind={config.kind!r}", kind, served)
+      supported = ("decoder",)
+    self._kind = base.layout(f"task.kind={config.kind!r}", kind, supported)
     super().__init__(
       config,
       itertools.chain(["|"], map(str, range(config.vocab_size))),

@@ -43,7 +43,7 @@ def choose_numbers(
   """
   numbers = np.arange(max_number + 1)
   is_held_out = held_out(numbers)
-  chosen = {}
+  numbers_by_split = {}
   for name, field, pool, count in (
     ("train", "num_train", numbers[~is_held_out], num_train),
     ("validation", "num_validation", numbers[is_held_out], num_validation),
@@ -53,8 +53,8 @@ def choose_numbers(
         f"task.{field}: expected at most {len(pool)}, the {name} numbers up to "
         f"max_number={max_number}, got {count}"
       )
-    chosen[name] = _draw(pool, count)
-  return chosen
+    numbers_by_split[name] = _draw(pool, count)
+  return numbers_by_split
 
 
 def check_languages(source: str, target: str) -> None:

@@ -128,7 +128,7 @@ def _run(record: Record) -> dict[str, Any]:
   choosing = [
     x for x in record.get("history", ()) if x["split"] == choosing_split
   ]
-  varied = {**record.get("across", {}), **record.get("grid", {})}
+  settings = {**record.get("across", {}), **record.get("grid", {})}
   machine, fields = record.get("machine") or {}, titles(record.get("grid", {}))
   return {
     "row": label(record),
@@ -140,7 +140,7 @@ def _run(record: Record) -> dict[str, Any]:
     "at_edge": ", ".join(fields.get(x, x) for x in record.get("at_edge", ())),
     "across": point(record.get("across", {})),
     "grid": point(record.get("grid", {})),
-    **{field: _cell(value) for field, value in varied.items()},
+    **{field: _cell(value) for field, value in settings.items()},
     "split": reported,
     "metric": metric,
     "quality": metrics.get(metric) if metric else None,

@@ -17,7 +17,7 @@ from settings.errors import ConfigError
 _EARLIER, _FALL = 0.75, 0.02
 """A loss is still falling if it fell by 2 % over the last quarter of the steps."""
 
-_MOST = 6
+_MAX_NAMES = 6
 """Largest number of names in a sentence."""
 
 
@@ -84,7 +84,7 @@ def choice_warnings(task: Task) -> list[str]:
     ]
     texts.append(
       "Halving stopped points whose loss was still falling, which might have solved "
-      f"the task later: {enumeration(parts, _MOST)}"
+      f"the task later: {enumeration(parts, _MAX_NAMES)}"
     )
   split = [
     f"{row}: {sum(solved)} of {len(solved)}"
@@ -94,7 +94,7 @@ def choice_warnings(task: Task) -> list[str]:
   if split:
     texts.append(
       "The choosing seeds disagree on whether the chosen point solves the task, so "
-      f"the choice depends much on chance: {enumeration(split, _MOST)}"
+      f"the choice depends much on chance: {enumeration(split, _MAX_NAMES)}"
     )
   return texts
 

@@ -81,10 +81,10 @@ def _difference_sentence(ended: pd.DataFrame) -> str:
   text = f". {rows} significantly from {against} (5 %"
   if differ.empty:
     return f"{text})."
-  least = differ.loc[differ["difference"].abs().idxmin()]
+  smallest = differ.loc[differ["difference"].abs().idxmin()]
   return (
-    f"{text}); the least difference is that of `{least['name']}`, "
-    f"{difference(least)}."
+    f"{text}); the smallest difference is that of `{smallest['name']}`, "
+    f"{difference(smallest)}."
   )
 
 
@@ -109,9 +109,11 @@ def number(value: float) -> str:
   return f"{value:.3f}"
 
 
-def enumeration(names: Sequence[str], most: int = 4, form: str = "`{}`") -> str:
-  """'`a`, `b` and `c`'; of more than `most` names the first, and a count of the rest."""
+def enumeration(
+  names: Sequence[str], limit: int = 4, form: str = "`{}`"
+) -> str:
+  """Lists names, '`a`, `b` and `c`'; of more than `limit`, counts the rest."""
   texts = [form.format(name) for name in names]
-  if len(texts) > most:
-    texts = [*texts[: most - 1], f"{len(texts) - most + 1} other rows"]
+  if len(texts) > limit:
+    texts = [*texts[: limit - 1], f"{len(texts) - limit + 1} other rows"]
   return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))

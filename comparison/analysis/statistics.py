@@ -168,11 +168,13 @@ def _paired_t_test(
   Returns:
     Means, both ends of their intervals, and p-values, each [P].
   """
-  has = ~np.isnan(differences)
-  count = has.sum(axis=1)
+  present = ~np.isnan(differences)
+  count = present.sum(axis=1)
   with np.errstate(invalid="ignore", divide="ignore"):
-    mean = np.where(has, differences, 0.0).sum(axis=1) / count
-    squares = np.where(has, (differences - mean[:, None]) ** 2, 0.0).sum(axis=1)
+    mean = np.where(present, differences, 0.0).sum(axis=1) / count
+    squares = np.where(present, (differences - mean[:, None]) ** 2, 0.0).sum(
+      axis=1
+    )
     error = np.sqrt(squares / (count - 1) / count)
     error[(count < FEWEST) | ~(error > _EPSILON)] = math.nan
     half = error * stats.t.ppf((1 + level) / 2, count - 1)
@@ -257,7 +259,7 @@ def _shuffles(scores: np.ndarray, present: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def share_difference(
-  successes: int, trials: int, others: int, other_trials: int
+  successes: int, trials: int, other_successes: int, other_trials: int
 ) -> tuple[float, float, float]:
   """The first share minus the second, with Newcombe's interval.
 
@@ -265,9 +267,9 @@ def share_difference(
 
     p − q − √((p − l_p)² + (u_q − q)²)  to  p − q + √((u_p − p)² + (q − l_q)²)
   """
-  p, q = successes / trials, others / other_trials
+  p, q = successes / trials, other_successes / other_trials
   (low, high), (other_low, other_high) = (
-    wilson(successes, trials), wilson(others, other_trials)
+    wilson(successes, trials), wilson(other_successes, other_trials)
   )  # fmt: skip
   below = math.hypot(p - low, other_high - q)
   above = math.hypot(high - p, q - other_low)

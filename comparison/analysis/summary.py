@@ -154,9 +154,9 @@ def _rank(
   For the mean, a seed that diverged has the worst value of the task.
   """
   # The threshold belongs to the main metric of the task, which is a share.
-  lower = is_lower_better(metric)
+  is_lower = is_lower_better(metric)
   bounds = np.zeros(len(summary))
-  if not lower and threshold is not None and not math.isnan(threshold):
+  if not is_lower and threshold is not None and not math.isnan(threshold):
     summary["solved_at"] = threshold
     summary["solved"] = [
       sum(x >= threshold for x in values.values()) if values else np.nan
@@ -169,7 +169,7 @@ def _rank(
       for _, row in summary.iterrows()
     ]
   table = _table(summary, metric)
-  means = table.mean(axis=1).fillna(-math.inf) * (-1 if lower else 1)
+  means = table.mean(axis=1).fillna(-math.inf) * (-1 if is_lower else 1)
   keys = [-means, -np.round(bounds, 9)]
   order = np.lexsort([*keys, ~summary["is_complete"], summary["seeds"] == 0])
   return summary.iloc[order].reset_index(drop=True)
@@ -201,8 +201,8 @@ def _row(
     criterion.upper_bound(metric or ""),
     int(max(cases)) if len(cases) else None,
   )
-  lower = is_lower_better(metric or "")
-  ordered = sorted(values.values(), reverse=not lower) or [math.nan]
+  is_lower = is_lower_better(metric or "")
+  ordered = sorted(values.values(), reverse=not is_lower) or [math.nan]
   failed = planned["seed"][planned["status"] == records.FAILED]
   unfinished = {*map(int, failed), *map(int, ended["seed"])} - values.keys()
   row_plan = [
@@ -288,7 +288,7 @@ def _select_point(
     grid: group for grid, group in points.items() if not group["choosing"].all()
   }
 
-  lower = is_lower_better(metric or "")
+  is_lower = is_lower_better(metric or "")
 
   def preference(grid: Any) -> tuple[float, float, float]:
     group = candidates[grid]
@@ -297,8 +297,8 @@ def _select_point(
     quality = _numbers(choosing["choosing_quality"], drop=False)
     solved = (quality >= _numbers(choosing["solved_at"], drop=False)).mean()
     mean = float(quality.mean())
-    rank = -math.inf if math.isnan(mean) else -mean if lower else mean
-    return float(ended), 0.0 if lower else float(solved), rank
+    rank = -math.inf if math.isnan(mean) else -mean if is_lower else mean
+    return float(ended), 0.0 if is_lower else float(solved), rank
 
   return candidates[max(candidates, key=preference)], len(points)
 

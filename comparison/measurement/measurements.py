@@ -75,13 +75,13 @@ def _costs(
   meter = usage.Meter()
   results = step_cost(run)
   batch = run.task.train_batch(0)
-  for name, counted in (
+  for name, count in (
     ("train_flops", costs.step_flops(run, batch)),
     ("forward_flops", costs.forward_flops(run, batch)),
   ):
-    results[name] = counted.flops
-    if counted.uncounted:
-      notes[name] = "at least; not counted: " + "; ".join(counted.uncounted)
+    results[name] = count.flops
+    if count.uncounted:
+      notes[name] = "at least; not counted: " + "; ".join(count.uncounted)
   decoding = _attempt(
     notes,
     "decode_tokens_per_second",

@@ -165,7 +165,7 @@ _MARKUP = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])\(")
 
 def _plain_text(text: str) -> str:
   """Returns a text on one line, escaped so that file names are not HTML or links."""
-  return _MARKUP.sub(lambda found: f"\\{found[0]}", " ".join(text.splitlines()))
+  return _MARKUP.sub(lambda match: f"\\{match[0]}", " ".join(text.splitlines()))
 
 
 def _markdown_table(table: Table) -> list[str]:

@@ -84,8 +84,8 @@ def draw(
       smallest, largest = _RADIUS
       sizes = largest - smallest + 1
       radius = smallest + int(draws.below(words[row, quarter, 2], sizes))
-      free = SIDE // 2 - 2 * radius
-      offsets = [draws.below(x, free + 1) for x in words[row, quarter, 3:]]
+      margin = SIDE // 2 - 2 * radius
+      offsets = [draws.below(x, margin + 1) for x in words[row, quarter, 3:]]
       corner = np.array(divmod(int(quarter), 2)) * (SIDE // 2) + offsets
       image[_coverage(shape, corner, radius)] = COLOURS[colour]
       phrases.append(f"{colour} {shape} {QUARTERS[quarter]}")

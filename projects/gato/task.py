@@ -309,13 +309,13 @@ class MixedTask(base.Task):
     """Images with captions, and the captions."""
     config = self._config
     key = draws.split_key(self._seed, f"{split} captions")
-    drawn = captions.draw(key, indices, config.max_shapes)
+    examples = captions.draw(key, indices, config.max_shapes)
     shape = (len(indices), config.context)
     inputs = np.zeros(shape, np.int32)
     targets, weights = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
     inputs[:, :_NUM_PATCHES] = PATCH
     first = _NUM_PATCHES - 1
-    for row, caption in enumerate(drawn.captions):
+    for row, caption in enumerate(examples.captions):
       ids = [*self._text.encode_target(caption), self.eos_id]
       stop = first + len(ids)
       inputs[row, first + 1 : stop] = ids[:-1]
@@ -326,9 +326,9 @@ class MixedTask(base.Task):
       "targets": targets,
       "weights": weights,
       "local": self._row_positions(inputs),
-      "patches": captions.patches(drawn.images),
+      "patches": captions.patches(examples.images),
     }
-    return batch, drawn.captions
+    return batch, examples.captions
 
   def _control_batch(
     self, split: str, rng: np.random.Generator, count: int

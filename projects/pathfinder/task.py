@@ -160,10 +160,10 @@ class _Board(NamedTuple):
 
 @functools.cache
 def _board(size: int) -> _Board:
-  def square(pixel: int, reach: int) -> list[int]:
+  def square(pixel: int, radius: int) -> list[int]:
     row, column = divmod(pixel, size)
-    rows = range(max(0, row - reach), min(size, row + reach + 1))
-    columns = range(max(0, column - reach), min(size, column + reach + 1))
+    rows = range(max(0, row - radius), min(size, row + radius + 1))
+    columns = range(max(0, column - radius), min(size, column + radius + 1))
     return [r * size + c for r in rows for c in columns]
 
   discs = [square(pixel, 1) for pixel in range(size**2)]

@@ -285,13 +285,13 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
         "for a task of images, got None"
       )
     inputs = math.prod(shape[:2])
-  for name, size, needed in (
+  for name, size, is_needed in (
     ("source_vocab_size", sizes.source_vocab_size, shape is None),
     ("max_source_length", sizes.max_source_length, shape is None),
     ("target_vocab_size", sizes.target_vocab_size, True),
     ("max_target_length", sizes.max_target_length, config.head == "tokens"),
   ):
-    if needed and (size is None or size < 1):
+    if is_needed and (size is None or size < 1):
       raise ValueError(
         f"{name}: expected at least 1 for kind 'perceiver', got {size}"
       )

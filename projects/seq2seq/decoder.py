@@ -271,8 +271,8 @@ class Decoder(nn.Module):
     x = jnp.concatenate([embedded, previous], axis=-1)
     cells, top = self._run_cells(state.cells, x, deterministic)
     context = self.cross_attention(top, source)
-    joined = jnp.concatenate([context, top.astype(context.dtype)], axis=-1)
-    output = jnp.tanh(self.attentional(joined))
+    features = jnp.concatenate([context, top.astype(context.dtype)], axis=-1)
+    output = jnp.tanh(self.attentional(features))
     return DecoderState(cells, output.astype(jnp.float32)), (top, output)
 
   def _run_cells(self, states, x, deterministic):
@@ -289,6 +289,6 @@ class Decoder(nn.Module):
     # Outside the scan, Bahdanau's projection is one product for all positions.
     if not self._attends_first:
       return outputs
-    joined = jnp.concatenate([outputs.astype(embedded.dtype), embedded], -1)
-    pieces = self.maxout(joined).reshape(*embedded.shape, 2)
-    return jnp.max(pieces, axis=-1)
+    features = jnp.concatenate([outputs.astype(embedded.dtype), embedded], -1)
+    pairs = self.maxout(features).reshape(*embedded.shape, 2)
+    return jnp.max(pairs, axis=-1)

@@ -116,7 +116,7 @@ def mechanism(
     }
     for k, stay in kept.items()
   ]
-  trained = [own.get("params", {}) for own in mechanisms.values()]
+  trained = [tree.get("params", {}) for tree in mechanisms.values()]
   record |= {
     "status": DONE,
     "reason": "",

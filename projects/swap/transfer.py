@@ -53,17 +53,17 @@ def fit(
   """
   optimizer = optax.adam(optax.cosine_decay_schedule(rate, max(steps, 1)))
   trained = {
-    module: own.get("params", {}) for module, own in mechanisms.items()
+    module: tree.get("params", {}) for module, tree in mechanisms.items()
   }
   constants = {
-    module: {name: x for name, x in own.items() if name != "params"}
-    for module, own in mechanisms.items()
+    module: {name: x for name, x in tree.items() if name != "params"}
+    for module, tree in mechanisms.items()
   }
 
   def merge(trained):
     return {
-      module: {**constants[module], **({"params": own} if own else {})}
-      for module, own in trained.items()
+      module: {**constants[module], **({"params": tree} if tree else {})}
+      for module, tree in trained.items()
     }
 
   def loss(trained, variables, batch):

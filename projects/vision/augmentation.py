@@ -27,9 +27,9 @@ def translate(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
   ]
 
 
-def mirror(images: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-  """Mirrors the images [B, H, W, C] left to right for which `chosen` [B] is True."""
-  return np.where(chosen[:, None, None, None], images[:, :, ::-1], images)
+def mirror(images: np.ndarray, mask: np.ndarray) -> np.ndarray:
+  """Mirrors images [B, H, W, C] left to right where `mask` [B] is True."""
+  return np.where(mask[:, None, None, None], images[:, :, ::-1], images)
 
 
 def augment(

@@ -175,8 +175,8 @@ def to_json(description: Description) -> dict[str, Any]:
     "num_heads": list(config.num_heads),
     "embed_dim": list(config.features),
     "mlp_ratio": [
-      wide / features
-      for wide, features in zip(
+      mlp_width / features
+      for mlp_width, features in zip(
         config.mlp_features, config.features, strict=True
       )
     ],

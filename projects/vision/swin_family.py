@@ -133,8 +133,10 @@ def to_json(description: Description) -> dict[str, Any]:
   config = description.config
   height, width, channels = config.image_shape
   ratios = {
-    wide / features
-    for wide, features in zip(config.mlp_features, config.features, strict=True)
+    mlp_width / features
+    for mlp_width, features in zip(
+      config.mlp_features, config.features, strict=True
+    )
   }
   windows = {
     layer.options.get("window", 7)

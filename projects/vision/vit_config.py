@@ -40,8 +40,8 @@ class VitConfig(ModelConfig):
     super().__post_init__()
     check(self, "head", self.head in ("class", "hidden"), "class or hidden")
     # Distances in the sequence differ from distances in the image.
-    known = ("learned", "sinusoidal", "none")
-    check(self, "position", self.position in known, " or ".join(known))
+    supported = ("learned", "sinusoidal", "none")
+    check(self, "position", self.position in supported, " or ".join(supported))
     reason = "kind is 'vit', which reads no tokens"
     tables = [field.name for field in dataclasses.fields(self.embedding)]
     check_unread(self.embedding, tables, reason)

@@ -44,16 +44,16 @@ def mask_tokens(
   length = tokens.shape[1]
   count = max(1, round(rate * length))
   first = np.argsort(rng.random(tokens.shape), axis=1)[:, :count]
-  chosen = np.zeros(tokens.shape, bool)
-  np.put_along_axis(chosen, first, True, axis=1)
+  is_target = np.zeros(tokens.shape, bool)
+  np.put_along_axis(is_target, first, True, axis=1)
   draw = rng.random(tokens.shape)
-  others = rng.choice(ordinary, tokens.shape)
+  random_ids = rng.choice(ordinary, tokens.shape)
   corrupted = np.where(
     draw < _MASKED,
     mask_id,
-    np.where(draw < _MASKED + _RANDOM, others, tokens),
+    np.where(draw < _MASKED + _RANDOM, random_ids, tokens),
   )
-  return np.where(chosen, corrupted, tokens).astype(np.int32), chosen
+  return np.where(is_target, corrupted, tokens).astype(np.int32), is_target
 
 
 class MaskedText(TextTask):
@@ -131,7 +131,7 @@ class MaskedText(TextTask):
     )
 
   def _batch(
-    self, tokens: np.ndarray, inputs: np.ndarray, chosen: np.ndarray
+    self, tokens: np.ndarray, inputs: np.ndarray, is_target: np.ndarray
   ) -> Batch:
     """Rows of one length, with special tokens and padding up to S."""
     count, length = tokens.shape
@@ -140,14 +140,14 @@ class MaskedText(TextTask):
       np.tile(np.array(ids, np.int32), (count, 1))
       for ids in (self._before, self._after + padding)
     )
-    outside = (0, 0), (len(self._before), len(self._after) + len(padding))
+    widths = (0, 0), (len(self._before), len(self._after) + len(padding))
     is_token = np.arange(self._config.context)
     is_token = is_token < self._config.context - len(padding)
     return {
       "source": np.hstack([prefix, inputs, suffix]),
       "source_mask": np.tile(is_token, (count, 1)),
       "targets": np.hstack([prefix, tokens, suffix]),
-      "weights": np.pad(chosen.astype(np.float32), outside),
+      "weights": np.pad(is_target.astype(np.float32), widths),
     }
 
   def _predicted(self, batch: Batch) -> Pairs:

@@ -159,15 +159,15 @@ def _stream_to_disk(
         aligned[1].astype(np.int32).tofile(lengths)
     return folder
 
-  given = ""
+  tokenizer_digest = ""
   if config.tokenizer:
     opened = vocabularies.open_file(config.tokenizer, extra)
-    given = hashlib.sha256(opened.content()).hexdigest()
+    tokenizer_digest = hashlib.sha256(opened.content()).hexdigest()
   settings = (
     config.column,
     config.vocabulary,
     config.vocab_size,
-    given,
+    tokenizer_digest,
     extra,
     also,
   )

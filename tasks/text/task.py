@@ -183,8 +183,8 @@ class TextTask(base.Task):
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
     """Divides sums by counts, and adds the n-gram losses of the split."""
-    counted = self._counted_losses(split) if split else self.baselines
-    return {**base.divide(sums), **counted}
+    losses = self._counted_losses(split) if split else self.baselines
+    return {**base.divide(sums), **losses}
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
