@@ -69,7 +69,7 @@ def check_positions(config: "ModelConfig") -> None:
         f"{shared}"
       )
     width = shared
-  # Not multiplied by a fraction of 1, because the width may be too large for a float.
+  # A fraction of 1 is not multiplied: the width may be too large for a float.
   rotated = width if fraction == 1.0 else int(width * fraction)
   if config.position == "rotary" and (rotated % 2 or not rotated):
     raise ValueError(
