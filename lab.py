@@ -311,16 +311,16 @@ def sweep(
   Raises:
     ConfigError: the config is invalid.
   """
-  file, _, layers = config.partition(":")
-  mechanisms = split(layers) or ["dense"]
-  label = "+".join(mechanisms)
+  file, _, typed = config.partition(":")
+  words = split(typed) or ["dense"]
+  label = "+".join(words)
   path, configs = Path(file).resolve(), Path("configs").resolve()
   if not path.is_relative_to(configs):
     raise ConfigError(f"config: expected a file in configs/, got {file!r}")
   mapping = {
     "tasks": str(path.relative_to(configs).with_suffix("")),
     "attention": label,
-    "variants": {label: {"layers": layers}} if len(mechanisms) > 1 else {},
+    "variants": {label: {"layers": typed}} if len(words) > 1 else {},
     "seeds": seeds,
     "match_parameters": False,
     "across": dict(grid),

@@ -105,10 +105,10 @@ def next_grid_value(value: Any, values: Collection[Any]) -> float | None:
   if value not in _ends(values):
     return None
   *_, neighbour, end = sorted(values, reverse=value == min(values))
-  outer = end * end / neighbour
+  following = end * end / neighbour
   if all(isinstance(x, int) for x in values):
-    return round(outer) if round(outer) not in (0, end) else None
-  return float(f"{outer:.3g}")
+    return round(following) if round(following) not in (0, end) else None
+  return float(f"{following:.3g}")
 
 
 def _ends(values: Collection[Any]) -> tuple[Any, ...]:
