@@ -57,7 +57,7 @@ def gated_product(
   """Returns activation(α·g) / α ⊙ (h + o) of a gate g and hidden features h.
 
   Before that, g is multiplied by its factor and clipped to at most the limit c, and h
-  is clipped to −c and c.
+  is clipped to [−c, c].
   """
   mlp, activation = config.mlp, config.activation_function
   if mlp.gate_factor != 1.0:

@@ -18,7 +18,7 @@ class MlpConfig:
     gate_factor: factor of the logits of gates (Falcon-H1).
     gate_slope: α; a gate g is activation(α·g) / α.
     gate_limit: c; before that, gates are clipped to at most c, and the features that
-      they multiply to −c and c (gpt-oss); None means no limit.
+      they multiply to [−c, c] (gpt-oss); None means no limit.
     gate_offset: number added to the features that the gates multiply.
     num_experts: E, number of networks from which a router chooses for each token; 0
       means one network for all tokens.
