@@ -252,8 +252,8 @@ class Comparison:
     for prefix, section in sections.items():
       if "seed" in section:
         raise ValueError(
-          f"{prefix}seed: the seeds of the runs are config.seeds; expected only "
-          "config.seeds"
+          f"{prefix}seed: expected only config.seeds, which sets the seeds of the "
+          f"runs, got {section['seed']!r}"
         )
 
   def _check_points(self):

@@ -106,7 +106,7 @@ def _train(run: Run, workdir: Path, share: float | None) -> None:
     record = records.read_one(workdir, run.identity)
     reason = record.get("reason") or "it was stopped"
     if tries_left:
-      print(f"  {run.identity}: failed: {reason}; tried again", flush=True)
+      print(f"  {run.identity}: failed: {reason}; trying again", flush=True)
   earlier_usage = records.usage(workdir, run)
   records.write(
     workdir, run, status=records.FAILED, reason=reason, **earlier_usage

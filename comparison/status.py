@@ -49,7 +49,7 @@ def text(workdir: Path) -> str:
     step, _ = _training_progress(workdir, name)
     total = f" of {plan[name]['steps']}" if plan[name].get("steps") else ""
     lines.append(
-      f"running  {name}: {f'step {step}{total}' if step else 'begins'}"
+      f"running  {name}: {f'step {step}{total}' if step else 'starting'}"
     )
   for name in states.get(records.FAILED, ()):
     lines.append(f"failed   {name}: {run_records[name]['reason']}")

@@ -101,7 +101,7 @@ class DisentangledConfig:
 
   def __post_init__(self):
     if len({*self.terms}) != len(self.terms):
-      raise ValueError(f"terms: expected each once, got {self.terms}")
+      raise ValueError(f"terms: expected distinct terms, got {self.terms}")
     self.rows(0)
 
   @property

@@ -404,7 +404,7 @@ class ModelConfig:
         for name, number in shared.items():
           if number not in (None, self.num_heads):
             raise ValueError(
-              f"{name}: {config.name} makes a key and a value for every head; "
+              f"{name}: {config.name} computes a key and a value for each head; "
               f"expected None, got {number}"
             )
 
@@ -414,7 +414,7 @@ class ModelConfig:
       return
     if not overrides:
       raise ValueError(
-        f"{stack}_around: expected at least one choice, got none"
+        f"{stack}_around: expected at least one override, got none"
       )
     for i, override in enumerate(overrides):
       if override.position and self.position not in ("rotary", "none"):

@@ -69,8 +69,8 @@ class MultiHeadAttention(HeadProjections):
     """Creates the projections and the mechanism's variables."""
     if self.attention.reads_query_inputs and self.config.query_rank is None:
       raise ValueError(
-        "query_rank: this mechanism reads what low-rank queries are projected from; "
-        "expected a rank, got None"
+        "query_rank: expected a rank, because this mechanism uses the features from "
+        "which low-rank queries are projected, got None"
       )
     super().setup()
     self.mechanism = mechanism_variables(

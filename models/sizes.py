@@ -16,7 +16,7 @@ def check_length(name: str, length: int, limit: int) -> None:
   if length > limit:
     raise ValueError(
       f"{name}: {length} positions are more than the model's {limit}; shorten "
-      "it or make a model with a larger maximum"
+      "it or create a model with a larger maximum"
     )
 
 

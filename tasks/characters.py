@@ -110,8 +110,8 @@ class Characters(Units):
     """Raises DataError if a text has an unknown character."""
     for character in sorted({*text} - self._character_ids.keys()):
       raise DataError(
-        f"task.tokenizer: the text has the character {character!r}, which is "
-        f"not among the {len(self._characters)} that the vocabulary knows"
+        f"task.tokenizer: the text has the character {character!r}, which is not "
+        f"one of the {len(self._characters)} characters of the vocabulary"
       )
 
   def encode_text(self, text: str) -> np.ndarray:

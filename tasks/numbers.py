@@ -66,7 +66,7 @@ def check_languages(source: str, target: str) -> None:
     if language not in num2words.CONVERTER_CLASSES:
       known = ", ".join(sorted(num2words.CONVERTER_CLASSES))
       raise DataError(
-        f"task.{field}: num2words knows {known}, not {language!r}"
+        f"task.{field}: num2words supports {known}, not {language!r}"
       )
 
 

@@ -94,7 +94,7 @@ def choice_warnings(task: Task) -> list[str]:
   if split:
     texts.append(
       "The choosing seeds disagree on whether the chosen point solves the task, so "
-      f"the choice depends much on chance: {enumeration(split, _MAX_NAMES)}"
+      f"the choice depends strongly on chance: {enumeration(split, _MAX_NAMES)}"
     )
   return texts
 

@@ -36,7 +36,7 @@ def finding(summary: pd.DataFrame) -> str:
     is_best = ended["mean"].eq(best["mean"])
     if is_best.all():
       return (
-        f"None has the best {best['metric']} on the {best['split']} split: all rows "
+        f"No row has the best {best['metric']} on the {best['split']} split: all rows "
         f"have {number(best['mean'])}."
       )
     names = enumeration(list(ended[is_best]["name"]))

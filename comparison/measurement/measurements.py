@@ -119,5 +119,5 @@ def _attempt(
 def _approximation_error(model, variables, batch) -> float:
   error = approximation.error(model, variables, batch)
   if error is None:
-    raise ValueError("this mechanism approximates nothing")
+    raise ValueError("this mechanism is not an approximation")
   return error

@@ -55,8 +55,8 @@ def make(
   task = objective(config, vocabulary, parts, **sizes)
   if len(parts.train) <= task.piece:
     raise DataError(
-      f"{path}: {len(parts.train) + len(parts.validation)} {vocabulary.unit}, of which 90 % are "
-      f"trained, are too few for task.context={config.context}"
+      f"{path}: {len(parts.train) + len(parts.validation)} {vocabulary.unit}, 90 % of them for "
+      f"training, are too few for task.context={config.context}"
     )
   for split in task.eval_splits:
     count = len(task.tokens(split))

@@ -181,7 +181,7 @@ def test_what_fails_is_tried_once_more_apart_and_its_time_counts(
   assert ended_as(found[2]) == (records.FAILED, "no such data")
   out = capsys.readouterr().out
   assert out.count("failed: it diverged") == 2
-  assert out.count("failed: no such data") == out.count("tried again") == 1
+  assert out.count("failed: no such data") == out.count("trying again") == 1
   # With the next call, again.
   trainer.loss = lambda run, step: 1.0
   launched(small("0,1,2,5"), folder)
