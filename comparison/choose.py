@@ -32,7 +32,7 @@ class Score(NamedTuple):
 
 
 def warning(runs: Sequence[Run], comparison: Comparison) -> str:
-  """Returns a warning if halving may stop a point that would solve its task, else ''."""
+  """Warns if halving may stop a point that would later solve its task; else ''."""
   tasks = sorted({run.task for run in runs if run.solved_at is not None})
   rungs = comparison.halving.rungs
   if not tasks or not rungs or not comparison.choosing_seeds:

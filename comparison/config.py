@@ -324,7 +324,7 @@ def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
 
 
 def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
-  """Raises ValueError if a variant's layers are not mechanisms, or if it has options."""
+  """Raises ValueError unless a variant's layers are mechanisms and it has no options."""
   layers, extra = variant[LAYERS], set(variant) - {"name", LAYERS}
   if not isinstance(layers, str) or not split(layers):
     raise ValueError(

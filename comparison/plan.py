@@ -23,7 +23,7 @@ from training.config import OptimizerConfig, TrainConfig
 from training.experiment_config import ExperimentConfig
 
 MATCHED, DENSE = "matched", "dense"
-"""Feed-forward width of a row: matches parameter counts, or equals the dense model's."""
+"""Feed-forward width of a row: matches parameter counts, or is the dense model's."""
 
 COUNTERPART = "feed-forward as in dense"
 """Label of a counterpart, a row with the feed-forward width of the dense model."""
@@ -231,7 +231,7 @@ def point(fields: Mapping[str, Any]) -> str:
 
 
 def titles(fields: Iterable[str]) -> dict[str, str]:
-  """Maps fields to the last part of their names, or to full names if it is ambiguous."""
+  """Maps fields to the last part of their names, or to full names where ambiguous."""
   counts = Counter(map(short, fields))
   return {
     field: field if counts[short(field)] > 1 else short(field)

@@ -80,8 +80,8 @@ _FIELDS = {
 class ModelConfig:
   """An encoder-decoder, decoder or encoder Transformer.
 
-  Config files and commands may give the fields of `slot`, `mlp`, `embedding` and `output`
-  without their section, as may Python code with `models.nested`.
+  Config files and commands may give the fields of `slot`, `mlp`, `embedding` and
+  `output` without their section, as may Python code with `models.nested`.
 
   Attributes:
     kind: 'encoder_decoder', 'decoder' or 'encoder'.

@@ -61,7 +61,7 @@ class HyperConnection(nn.Module):
 
 
 class StreamHead(nn.Module):
-  """Joins residual streams after the last layer: h = Σ_i a_i x_i, as for a sub-layer."""
+  """Joins residual streams after the last layer, as for a sub-layer: h = Σ_i a_i x_i."""
 
   config: ModelConfig
 

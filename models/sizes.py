@@ -50,8 +50,8 @@ def known_ids(
 ) -> Int[Array | np.ndarray, "B T"]:
   """Checks the ids of unmasked positions against the size of a table.
 
-  If ids or `unmasked` are traced, an id outside the table becomes `size`, whose embedding
-  is NaN (a negative one would be counted from the end).
+  If ids or `unmasked` are traced, an id outside the table becomes `size`, whose
+  embedding is NaN (a negative id would count from the end).
 
   Args:
     name: the name of the argument, for messages.

@@ -216,6 +216,6 @@ def logarithmic_ticks(axes: Any, positions: Sequence[float]) -> None:
 
 
 def shorten(name: str) -> str:
-  """Shortens the import path 'package.mine:plain' to 'mine:plain'; keeps other names."""
+  """Shortens import paths, 'package.mine:plain' to 'mine:plain'; keeps other names."""
   path, colon, attribute = name.partition(":")
   return path.rpartition(".")[2] + colon + attribute if colon else name

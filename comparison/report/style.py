@@ -19,8 +19,8 @@ class Style(NamedTuple):
   marker: str
 
 
-# From a search: any two colours differ by at least 9 in OKLab (× 100), for normal vision
-# and three kinds of colour blindness, and all have a contrast of 3 : 1 on white.
+# From a search: any two colours differ by at least 9 in OKLab (× 100), for normal
+# vision and three kinds of colour blindness; all have a contrast of 3 : 1 on white.
 _COLORS = (
   *("#000000", "#003fb6", "#a44903", "#639600", "#b951bf", "#1d97ff"),
   *("#e1756e", "#1d7887", "#690b6e", "#a28eae", "#664e50"),

@@ -82,7 +82,7 @@ def _orthogonal(key, shape, dtype):
 
 
 def hidden(state: Any) -> Float[Array, "B F"]:
-  """Returns h of a cell's state: a GRU's whole state, or the second half of an LSTM's."""
+  """Returns h of a cell's state: all of a GRU's, or the second half of an LSTM's."""
   return jax.tree.leaves(state)[-1]
 
 

@@ -22,8 +22,9 @@ def finetune(
 ) -> dict[str, float] | None:
   """Trains the model in models/`name` with the usual loss, and replaces it.
 
-  The run is in finetune/`name`, with checkpoints and metrics; a repeated call resumes it.
-  The optimizer is AdamW without weight decay, with a warm-up over a tenth of the steps.
+  The run is in finetune/`name`, with checkpoints and metrics; a repeated call resumes
+  it. The optimizer is AdamW without weight decay, with a warm-up over a tenth of the
+  steps.
 
   Args:
     source: the original model and its text.

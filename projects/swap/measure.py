@@ -60,7 +60,7 @@ def mechanism(
 ) -> Record:
   """Takes all measurements of one mechanism before fine-tuning.
 
-  The swapped models, transferred if `transfer_steps` is not 0, are written to `workdir`.
+  Swapped models, transferred if `transfer_steps` is not 0, are written to `workdir`.
 
   Args:
     source: the model and its text.

@@ -30,8 +30,8 @@ def fit(
 
   The loss is the squared error of each layer for the queries, keys and values of the
   original model, relative to the square of the layer's own output. Layers share no
-  variables, so all are fitted at the same time. The optimizer is Adam, with cosine decay
-  of the learning rate to 0.
+  variables, so all are fitted at the same time. The optimizer is Adam, with cosine
+  decay of the learning rate to 0.
 
   Args:
     model: the model with its own mechanisms.

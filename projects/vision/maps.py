@@ -94,9 +94,9 @@ def draw_on_image(
 ) -> None:
   """Draws the attention of one token, one panel per layer, and its rollout.
 
-  In a model with stages, the token of a layer is the one that covers the patch, and there
-  is no rollout, because the grids of the layers differ. Borders of two-dimensional
-  windows are drawn.
+  In a model with stages, the token of a layer is the one that covers the patch, and
+  there is no rollout, because the grids of the layers differ. Borders of
+  two-dimensional windows are drawn.
 
   Args:
     path: a .png file.

@@ -1,4 +1,4 @@
-"""An image encoder in stages, each with fewer and wider tokens than the previous one."""
+"""An image encoder in stages, in which tokens become fewer and wider."""
 
 from collections.abc import Callable
 import dataclasses

@@ -23,10 +23,10 @@ from settings.fields import Count, Rate, Whole, check, checked
 class PyramidConfig(AttentionFields):
   """An encoder whose tokens become fewer and wider from stage to stage.
 
-  With one `patch_size`, only the first stage embeds patches, and each later stage merges
-  2 × 2 neighbours of the previous stage (Swin). With one `patch_size` per stage, each
-  stage embeds patches of the previous stage by a convolution (CvT). Layers are pre-norm,
-  without position encodings.
+  With one `patch_size`, only the first stage embeds patches, and each later stage
+  merges 2 × 2 neighbours of the previous stage (Swin). With one `patch_size` per stage,
+  each stage embeds patches of the previous stage by a convolution (CvT). Layers are
+  pre-norm, without position encodings.
 
   Attributes:
     kind: 'pyramid'.

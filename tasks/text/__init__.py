@@ -54,9 +54,10 @@ def make(
   vocabulary, parts = stored.read(config, paths, extra, also, workdir)
   task = objective(config, vocabulary, parts, **sizes)
   if len(parts.train) <= task.piece:
+    total = len(parts.train) + len(parts.validation)
     raise DataError(
-      f"{path}: {len(parts.train) + len(parts.validation)} {vocabulary.unit}, 90 % of them for "
-      f"training, are too few for task.context={config.context}"
+      f"{path}: {total} {vocabulary.unit}, 90 % of them for training, are too few for "
+      f"task.context={config.context}"
     )
   for split in task.eval_splits:
     count = len(task.tokens(split))

@@ -1,4 +1,4 @@
-"""Language modelling for a decoder, which predicts each token from the previous ones."""
+"""Language modelling: a decoder predicts each token from the previous ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import functools

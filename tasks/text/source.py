@@ -127,8 +127,8 @@ def _upper_halves_are_0(ids: np.ndarray) -> bool:
 def text_blocks(paths: Sequence[pathlib.Path], column: str) -> Iterator[str]:
   """Yields the text of files, about a megabyte or one row at a time.
 
-  A line end follows each row of a column, and each file that does not end in one, except
-  the last.
+  A line end follows each row of a column, and each file that does not end in one,
+  except the last.
 
   Args:
     paths: `.jsonl` and `.csv`, plain or `.gz`, `.parquet`, or any plain text.

@@ -129,7 +129,7 @@ class TextTask(base.Task):
     starts: np.ndarray,
     example: Callable[[np.ndarray, np.random.Generator], Batch],
   ) -> Batch:
-    """A batch of held-out pieces, whose random numbers depend only on their positions."""
+    """A batch of held-out pieces; its random numbers depend only on their positions."""
     rows = [
       example(
         np.asarray(text[None, start : start + self.piece], np.int32),
