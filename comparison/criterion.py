@@ -1,4 +1,4 @@
-"""The headline metric of a task, and whether an evaluation solves the task."""
+"""The main metric of a task, and whether an evaluation solves the task."""
 
 from collections.abc import Iterable, Mapping
 import math
@@ -19,11 +19,11 @@ HEADLINES = (
   "token_accuracy",
   "loss",
 )
-"""Headline metrics; the first one in the last evaluation of a task is used."""
+"""Main metrics; the first one in the last evaluation of a task is used."""
 
 
 def headline(names: Iterable[str]) -> str | None:
-  """Returns the headline metric among some names; None if there is none."""
+  """Returns the main metric among some names; None if there is none."""
   metrics = set(names)
   return next((name for name in HEADLINES if name in metrics), None)
 
@@ -41,7 +41,7 @@ def is_solved(line: Mapping[str, Any], threshold: float | None) -> bool:
 
   Args:
     line: maps metrics to values.
-    threshold: the smallest value of the headline metric that solves the task; None for
+    threshold: the smallest value of the main metric that solves the task; None for
       a task without a threshold.
   """
   metric = headline(line)

@@ -70,7 +70,7 @@ class Run:
     steps: number of training steps, if known before the run starts; else 0.
     length: length of the longest training examples if the task is also evaluated at
       other lengths; else None.
-    solved_at: the smallest value of the headline metric that solves the task; None
+    solved_at: the smallest value of the main metric that solves the task; None
       for a task without a threshold.
   """
 

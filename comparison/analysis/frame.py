@@ -33,7 +33,7 @@ def runs(records: Sequence[Record]) -> pd.DataFrame:
   Returns:
     Columns: `row`, the common name of runs that differ in seed; `task`,
     `attention`, `seed`, `status`, …; `across` and `grid` as text, and their fields;
-    final metrics by their names; `metric`, the headline metric, with its value
+    final metrics by their names; `metric`, the main metric, with its value
     `quality` on the last held-out split and `choosing_quality` on the first;
     costs; `reason`; `command`. Sorted by task, mechanism, row, seed. A number that
     is missing or not finite is NaN.

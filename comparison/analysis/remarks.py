@@ -110,7 +110,7 @@ def has_answer_per_prefix(task: str) -> bool:
 
 
 def old_metric_note(summary: pd.DataFrame) -> str:
-  """A note if the headline metric is a mean over prefixes, not at the last position."""
+  """A note if the main metric is a mean over prefixes, not at the last position."""
   first = summary.iloc[0]
   if first["metric"] != "accuracy" or not has_answer_per_prefix(first["task"]):
     return ""

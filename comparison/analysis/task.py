@@ -37,7 +37,7 @@ class Task:
 
   @property
   def metric(self) -> Any:
-    """The headline metric; None if no run has finished."""
+    """The main metric; None if no run has finished."""
     return self.summary.iloc[0]["metric"]
 
   @property
@@ -52,7 +52,7 @@ class Task:
     return runs[selection & ~runs["choosing"] & (runs["split"] != "")]
 
   def seed_values(self, row: Any) -> pd.Series:
-    """Maps each seed of a row to its headline metric."""
+    """Maps each seed of a row to its main metric."""
     values = self.runs_of(row).set_index("seed")[self.metric]
     return pd.to_numeric(values, errors="coerce").dropna()
 
@@ -63,7 +63,7 @@ class Task:
 
   @functools.cached_property
   def values_by_length(self) -> pd.DataFrame:
-    """The headline metric at each length, as in `metric_at_lengths`."""
+    """The main metric at each length, as in `metric_at_lengths`."""
     return self.metric_at_lengths(self.metric)
 
   def metric_at_lengths(self, metric: str) -> pd.DataFrame:
@@ -87,7 +87,7 @@ class Task:
 
   @functools.cached_property
   def values_by_pairs(self) -> pd.DataFrame:
-    """The headline metric of each seed at each number of pairs to recall.
+    """The main metric of each seed at each number of pairs to recall.
 
     Columns `row`, `attention`, `seed`, `pairs`, `value`; empty for other tasks.
     """

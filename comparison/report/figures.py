@@ -73,7 +73,7 @@ def learning_curves(
   Args:
     task: the task, with its curves.
     styles: styles of its mechanisms.
-    metric: a metric of the first held-out split; None is the headline metric if it was
+    metric: a metric of the first held-out split; None is the main metric if it was
       evaluated at least four times, else the training loss.
   """
   rows = task.ended

@@ -30,7 +30,7 @@ _SHARE = 0.02
 _LATEX_COLUMNS = 6
 
 READING = (
-  "The first column is the deciding metric on the last held-out split; rows are "
+  "The first column is the main metric on the last held-out split; rows are "
   "sorted by it. A mean is followed by its 95 % interval over seeds (Student's t; on "
   "the logit scale for a metric with two bounds). If models either solve a task or "
   "fail, the column counts seeds instead: 'solved 5 of 8', with Wilson's interval of "

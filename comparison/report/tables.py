@@ -53,7 +53,7 @@ class Table(NamedTuple):
 
 
 def quality(summary: pd.DataFrame) -> Table:
-  """The results of a task's rows, starting with the headline metric.
+  """The results of a task's rows, starting with the main metric.
 
   Args:
     summary: summary of one task.
@@ -143,7 +143,7 @@ def lengths(task: Task, metric: str | None = None) -> Table | None:
 
   Args:
     task: the task.
-    metric: the metric; None is the headline metric.
+    metric: the metric; None is the main metric.
 
   Returns:
     The table; None for a task of one length or without the metric.
@@ -170,7 +170,7 @@ def lengths(task: Task, metric: str | None = None) -> Table | None:
 
 
 def whole_sequences(task: Task) -> Table | None:
-  """`lengths` of the share of correct sequences; None if it is the headline metric."""
+  """`lengths` of the share of correct sequences; None if it is the main metric."""
   return lengths(task, _WHOLE) if task.metric != _WHOLE else None
 
 
@@ -292,7 +292,7 @@ def _names(summary: pd.DataFrame) -> list[Cell]:
 
 
 def _metric_title(summary: pd.DataFrame) -> str:
-  """The title of the column with the headline metric."""
+  """The title of the column with the main metric."""
   first = summary.iloc[0]
   if summary_lib.has_solved_seeds(summary):
     return f"solved ({first['metric']} ≥ {first['solved_at']:g})"
