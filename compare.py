@@ -15,9 +15,10 @@ The same command continues a comparison that was stopped, and skips runs that ar
 done. `status` shows which runs are done, running, waiting or failed, and estimates
 the time left. `report` writes report.html, report.md, report.tex, results.csv,
 results.jsonl and plots/ from the records. A comparison also writes them at its end, and
-regularly while it runs, with at most 2 % of its time. `measure` repeats measurements
-that were taken while other programs used the machine, and writes the report. `pack`
-writes all records into one small file, from which `report` makes the folder.
+regularly while it runs, which takes at most 2 % of its time. `measure` repeats
+measurements that were taken while other programs used the machine, and writes the
+report. `pack` writes all records into one small file, from which `report` creates the
+folder.
 """
 
 from pathlib import Path
@@ -46,12 +47,13 @@ _WORKDIR = flags.DEFINE_string(
 _RECORDS = flags.DEFINE_string(
   "records",
   None,
-  "file.jsonl.xz of a comparison: `pack` writes it, `report` makes the folder of it",
+  "file.jsonl.xz of a comparison, which `pack` writes and from which `report` creates "
+  "the folder",
 )
 _SHARD = flags.DEFINE_string(
   "shard",
   "1/1",
-  "i/n: runs the i-th of n shares of the rows, for n machines",
+  "i/n: runs the i-th of n parts of the rows, for n machines",
 )
 
 
@@ -115,7 +117,7 @@ def _run() -> Path:
 
 
 def _fields(mapping: Any) -> str:
-  """The config fields, for `--help` behind a config."""
+  """Lists the config fields, for `--help` with a config."""
   return outline.fields(mapping, config_flag.typed_fields(_CONFIG))
 
 

@@ -11,8 +11,8 @@ written as \n. If the model cannot read a line, the output line is empty, standa
 has its number and the reason, and the exit code is 2. A language model generates
 --max_length tokens, even if its context is shorter.
 
-On a terminal, it answers each line immediately, and a language model continues the
-conversation so far; Ctrl-D ends it. A terminal shows control characters as \x1b.
+On a terminal, each line is answered immediately, and a language model continues the
+conversation; Ctrl-D ends it. A terminal shows control characters as \x1b.
 """
 
 import contextlib
@@ -112,16 +112,16 @@ def main() -> int | None:
     _converse(Conversation(experiment, variables, **options))
     return 0
   lines = generation.read_lines(sys.stdin.buffer)
-  # The model answers the other lines.
+  # Lines that the model cannot read become empty lines.
   reasons = generation.unreadable(experiment, lines)
   for number, reason in reasons.items():
     print(f"line {number}: {reason}", file=sys.stderr, flush=True)
     lines[number - 1] = ""
-  shown = escape if sys.stdout.isatty() else str
+  to_text = escape if sys.stdout.isatty() else str
   for output in generation.generate_lines(
     experiment, variables, lines, **options
   ):
-    sys.stdout.write(shown(output) + "\n")
+    sys.stdout.write(to_text(output) + "\n")
   return 2 if reasons else 0
 
 

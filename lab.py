@@ -13,7 +13,8 @@ A `config` is a file with its arguments, as on a command line, or a ConfigDict.
 `workdir` is the folder of the results, by default the one that the command uses; the
 same call resumes a stopped run. `**fields` are config fields, such as
 `**{"model.num_layers": 1}`. Tables are pandas DataFrames, figures are matplotlib
-figures. A mistake raises a one-line `ConfigError`; a failed run raises a `RunError`.
+figures. An invalid argument raises a one-line `ConfigError`, and a failed run a
+`RunError`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -91,18 +92,18 @@ class Run:
     return self.experiment.model
 
   def metrics(self) -> "pd.DataFrame":
-    """metrics.jsonl as a table, one row per line: `step`, `split`, `loss`, …."""
+    """Reads metrics.jsonl as a table, one row per line: `step`, `split`, `loss`, …."""
     import pandas as pd
 
     return pd.DataFrame(metrics_lib.read(self.folder))
 
   def variables(self, step: int | None = None) -> Mapping[str, Any]:
-    """The model's variables at a checkpoint, by default the newest intact one.
+    """Returns the model's variables at a checkpoint, by default the newest intact one.
 
     If the run keeps its best checkpoint (`checkpoint_keep`), that is the default.
 
     Raises:
-      ConfigError: there is no such checkpoint.
+      ConfigError: the run has no such checkpoint.
     """
     return generation.restore_variables(self.experiment, self.folder, step)
 
@@ -179,9 +180,9 @@ def train(
   else:
     process.cache_programs()
     process.replace_unencodable()
-    trial = experiment_lib.begin(parsed, folder)
-    print(f"{folder}: {experiment_lib.describe(trial)}", flush=True)
-    loop.run(trial, folder, stop_at=stop_at)
+    run = experiment_lib.begin(parsed, folder)
+    print(f"{folder}: {experiment_lib.describe(run)}", flush=True)
+    loop.run(run, folder, stop_at=stop_at)
   return load_run(folder)
 
 
@@ -198,13 +199,16 @@ class Comparison:
   records: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
 
   def frame(self) -> "pd.DataFrame":
-    """One row per run: `comparison.analysis.frame.runs`."""
+    """Returns a table with one row per run, from `comparison.analysis.frame.runs`."""
     from comparison.analysis import frame
 
     return frame.runs(self.records)
 
   def summary(self) -> "pd.DataFrame":
-    """One row per mechanism, the best of each task first: `comparison.analysis.summary`."""
+    """Returns a table with one row per mechanism, the best of each task first.
+
+    It is that of `comparison.analysis.summary.summarize`.
+    """
     from comparison import records
     from comparison.analysis import summary
 
@@ -222,7 +226,7 @@ class Comparison:
       metric: a metric; by default the main metric of the task, or the training loss.
 
     Raises:
-      ValueError: there is no such task or metric.
+      ValueError: the comparison has no such task or metric.
     """
     from comparison.analysis.task import by_task
     from comparison.report import figures, style
@@ -294,12 +298,12 @@ def sweep(
   workdir: str | Path | None = None,
   **fields: Any,
 ) -> Comparison:
-  """Compares every combination of some values, without a config file.
+  """Compares all combinations of values of config fields, without a config file.
 
   Args:
-    config: config of one run: `"configs/recall.py:delta"`. Mechanisms separated by
-      commas take turns in the layers.
-    grid: config field -> its values; each combination is a row.
+    config: config of one run, such as `"configs/recall.py:delta"`. Layers use several
+      mechanisms, separated by commas, in turn.
+    grid: maps config fields to their values; each combination is a row.
     seeds: number of seeds of each row, from 0.
     workdir: folder of the comparison; by default a new folder.
     **fields: config fields of all runs.
@@ -328,7 +332,7 @@ def sweep(
 
 
 def _show_figures() -> None:
-  """Loads Jupyter's matplotlib backend, without which figures are shown as text."""
+  """Loads Jupyter's matplotlib backend; without it, notebooks show figures as text."""
   import matplotlib.pyplot as plt
 
   if "inline" in plt.get_backend():

@@ -101,7 +101,7 @@ def main() -> None:
       records.write(folder, measure.original_row(model, settings))
     for choice in choices:
       record = records.read(folder, choice.label)
-      # Mechanisms that were not supported are tried again; this costs nothing.
+      # Unsupported mechanisms are tried again, which takes no time.
       if record is None or record["status"] == records.CANNOT:
         record = measure.mechanism(model, choice, settings, folder)
         records.write(folder, record)

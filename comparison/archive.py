@@ -15,9 +15,9 @@ def pack(workdir: Path, path: Path) -> int:
   """Writes the records of a comparison as `.jsonl.xz`, one line per record.
 
   The first line has the settings that all runs share, and the plan, references and
-  scaling if there are any. Attention maps, most of a folder's bytes, are left out, and
-  numbers about training data are rounded to five digits. The same records give the
-  same bytes.
+  scaling if there are any. Attention maps, which take most of a folder's bytes, are
+  omitted, and metrics on training data are rounded to five digits. The same records
+  give the same bytes.
 
   Args:
     workdir: the folder of the comparison.
@@ -58,7 +58,7 @@ def pack(workdir: Path, path: Path) -> int:
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-  """Reads a packed comparison: its first line, and identity of a run -> its record.
+  """Reads a packed comparison: its first line, and the records by run identity.
 
   Raises:
     ConfigError: the file is missing or damaged.
@@ -83,14 +83,14 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 def unpack(path: Path, workdir: Path) -> None:
-  """Makes the folder of a comparison from a file that `pack` wrote.
+  """Creates the folder of a comparison from a file that `pack` wrote.
 
   The comparison can be continued there; runs that are done are not run again.
 
   Args:
     path: the file.
-    workdir: a new folder, or a folder of this comparison. Its content stays, except for
-      records of runs that are done only in the file.
+    workdir: a new folder, or a folder of this comparison. Its content is kept, except
+      for records of runs that are done only in the file.
 
   Raises:
     ConfigError: the file is missing or damaged; or the folder has other files.
@@ -106,9 +106,9 @@ def unpack(path: Path, workdir: Path) -> None:
   (workdir / records.RECORDS).mkdir(exist_ok=True)
   if plan := head.get("plan"):
     records.store_plan(workdir, plan | records.planned_runs(workdir))
-  own = records.by_identity(workdir)
+  existing = records.by_identity(workdir)
   for name, record in run_records.items():
-    is_done = own.get(name, {}).get("status") == records.DONE
-    has_ended = record["status"] == records.DONE and not is_done
-    if name not in own or has_ended:
+    is_done = existing.get(name, {}).get("status") == records.DONE
+    is_newly_done = record["status"] == records.DONE and not is_done
+    if name not in existing or is_newly_done:
       records.update(workdir, name, **record)

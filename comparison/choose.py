@@ -1,9 +1,9 @@
-"""Chooses the point of the grid with which a row is reported: successive halving.
+"""Chooses the grid point that is reported for a row, by successive halving.
 
 Every point is trained with choosing seeds, which are not reported. At each rung, a
 share of the steps, the worse half of the points is stopped, by the mean loss over
 these seeds on the first held-out split. At the end, the best of the remaining points
-is chosen: the one of the lowest mean loss; on an all-or-nothing task, the one that
+is chosen: the one with the lowest mean loss; on an all-or-nothing task, the one that
 most seeds solve, with ties broken by the loss. If the chosen point has the lowest or
 highest value of a config field, one value beyond it becomes a candidate as well.
 
@@ -24,15 +24,15 @@ from comparison.plan import Run, group_by
 from settings.errors import ConfigError
 
 
-class Standing(NamedTuple):
-  """The result of a point of the grid; the lowest is the best."""
+class Score(NamedTuple):
+  """The score of a grid point; lower is better."""
 
   unsolved: int  # Number of seeds that did not solve the task.
   loss: float  # The mean over seeds; infinite if one of them failed.
 
 
 def warning(runs: Sequence[Run], comparison: Comparison) -> str:
-  """Warns if halving may stop a point that would solve its task later; else empty."""
+  """Warns if halving may stop a point that would later solve its task; else ''."""
   tasks = sorted({run.task for run in runs if run.solved_at is not None})
   rungs = comparison.halving.rungs
   if not tasks or not rungs or not comparison.choosing_seeds:
@@ -69,40 +69,38 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
   for share in comparison.halving.rungs:
     candidates = _better_half(candidates, workdir, comparison, share)
   launch(candidates, workdir, comparison)
-  standing, best = _rank(candidates, workdir)[0]
+  score, best = _rank(candidates, workdir)[0]
   values_by_field = {
     field: set(values) for field, values in comparison.grid_values.items()
   }
-  # If no point could be trained, no point beyond the grid can be.
-  is_trained = standing < (len(best), math.inf)
+  # If no point could be trained, a point beyond the grid cannot be either.
+  is_trained = score < (len(best), math.inf)
   for run in _outer_points(best[0], comparison) if is_trained else ():
-    new = [run.with_seed(x, choosing=True) for x in comparison.choosing_seeds]
-    records.plan(workdir, new)
-    launch(new, workdir, comparison)
-    candidates += new
+    outer = [run.with_seed(x, choosing=True) for x in comparison.choosing_seeds]
+    records.plan(workdir, outer)
+    launch(outer, workdir, comparison)
+    candidates += outer
     for field, value in run.grid.items():
       values_by_field[field].add(value)
-  standing, (chosen, *others) = _rank(candidates, workdir)[0]
-  point = ", ".join(f"{field}={value}" for field, value in chosen.grid.items())
+  score, (choice, *others) = _rank(candidates, workdir)[0]
+  point = ", ".join(f"{field}={value}" for field, value in choice.grid.items())
   seeds = 1 + len(others)
-  if chosen.solved_at is not None:
-    point += (
-      f", solved by {seeds - standing.unsolved} of {seeds} choosing seeds"
-    )
-  print(f"{chosen.row}: chosen {point}", flush=True)
+  if choice.solved_at is not None:
+    point += f", solved by {seeds - score.unsolved} of {seeds} choosing seeds"
+  print(f"{choice.row}: chosen {point}", flush=True)
   edge = [
-    x for x in values_by_field if chosen.grid[x] in _ends(values_by_field[x])
+    x for x in values_by_field if choice.grid[x] in _ends(values_by_field[x])
   ]
-  return dataclasses.replace(chosen, at_edge=edge)
+  return dataclasses.replace(choice, at_edge=edge)
 
 
 def next_grid_value(value: Any, values: Collection[Any]) -> float | None:
   """Returns the value that continues a geometric grid beyond its end.
 
   Returns:
-    end² / neighbour: an integer in a grid of integers, else rounded to three digits.
+    end² / neighbour, an integer in a grid of integers and else rounded to three digits.
     None if `value` is not an end of the grid, if the grid has fewer than two values or
-    one that is not positive, or if rounding gives no new value.
+    a value that is not positive, or if rounding gives no new value.
   """
   if value not in _ends(values):
     return None
@@ -119,23 +117,23 @@ def _ends(values: Collection[Any]) -> tuple[Any, ...]:
     isinstance(x, int | float) and not isinstance(x, bool) and x > 0
     for x in values
   )
-  several = are_positive and len(set(values)) > 1
-  return (min(values), max(values)) if several else ()
+  has_ends = are_positive and len(set(values)) > 1
+  return (min(values), max(values)) if has_ends else ()
 
 
 def _outer_points(run: Run, comparison: Comparison) -> Iterator[Run]:
-  """Yields a run beyond each end of the grid that the given run is at, if it can run."""
+  """Yields a run beyond each end of the grid at which a run is, if it can run."""
   for field, values in comparison.grid_values.items():
     value = next_grid_value(run.grid[field], values)
     if value is None:
       continue
-    further = dataclasses.replace(run, grid=run.grid | {field: value})
+    outer = dataclasses.replace(run, grid=run.grid | {field: value})
     try:
-      new = plan.complete(comparison, further)
+      outer = plan.complete(comparison, outer)
     except ConfigError:  # For example, a dropout rate above 1.
       continue
-    if not new.obstacle:
-      yield new
+    if not outer.obstacle:
+      yield outer
 
 
 def _better_half(
@@ -143,16 +141,16 @@ def _better_half(
 ) -> list[Run]:
   """Stops the worse half of the points, and returns the runs of the better half.
 
-  The better half is rounded up.
+  The number of points of the better half is rounded up.
   """
   if len(group_by(runs, "family")) < 2:
     return list(runs)
   launch(runs, workdir, comparison, share)
   ranked = _rank(runs, workdir, share)
   half = math.ceil(len(ranked) / 2)
-  last = ranked[half - 1][0].loss
+  limit = ranked[half - 1][0].loss
   for (_, loss), point in ranked[half:]:
-    reason = f"loss {loss:.4g} after {share:.3g} of the steps; the limit was {last:.4g}"
+    reason = f"loss {loss:.4g} after {share:.3g} of the steps; the limit was {limit:.4g}"
     for run in point:
       if records.status(workdir, run) == records.STOPPED:
         stopped = {"status": records.STOPPED_EARLY, "reason": reason}
@@ -164,7 +162,7 @@ def _better_half(
 
 def _rank(
   runs: Sequence[Run], workdir: Path, share: float | None = None
-) -> list[tuple[Standing, list[Run]]]:
+) -> list[tuple[Score, list[Run]]]:
   """Ranks the points with their runs, best first; the loss of a failed run is infinite.
 
   After a share of the steps, the mean loss decides. At the end, the number of seeds
@@ -188,8 +186,8 @@ def _rank(
   for point in group_by(runs, "family"):
     unsolved = len(point) - sum(map(is_solved, point))
     mean = statistics.fmean(map(loss, point))
-    ranked.append((Standing(unsolved, mean), point))
-  return sorted(ranked, key=lambda standing_and_point: standing_and_point[0])
+    ranked.append((Score(unsolved, mean), point))
+  return sorted(ranked, key=lambda score_and_point: score_and_point[0])
 
 
 def _last_evaluation(run: Run, workdir: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ LAYERS = "layers"
 """The key of a variant whose value lists mechanisms, which layers use in turn."""
 
 APART = "apart"
-"""The value of `Comparison.together` with which every run is measured separately."""
+"""The value of `Comparison.together` that measures every run separately."""
 BUDGETS = ("budget_seconds", "budget_flops")
 """Fields that replace `num_steps`."""
 FIRST_CHOOSING_SEED = 10_000
@@ -34,14 +34,16 @@ FIRST_CHOOSING_SEED = 10_000
 
 
 def _values(entry: Any) -> list[Any]:
-  """Lists the values of a field: one value, text with commas, or a list.
+  """Lists the values of a field, given as one value, text with commas, or a list.
 
   A list inside a list is one value.
   """
-  if isinstance(entry, (list, tuple)):
-    # On the command line, a tuple of words arrives as one word with commas.
-    inner = (list, tuple)
-    parts = ([tuple(x)] if isinstance(x, inner) else _values(x) for x in entry)
+  sequence = (list, tuple)
+  if isinstance(entry, sequence):
+    # The command line gives a tuple of words as one word with commas.
+    parts = (
+      [tuple(x)] if isinstance(x, sequence) else _values(x) for x in entry
+    )
     return [value for part in parts for value in part]
   if isinstance(entry, str):
     return [literal(part) for part in split(entry)]
@@ -50,11 +52,12 @@ def _values(entry: Any) -> list[Any]:
 
 @dataclass(frozen=True, config=STRICT)
 class Halving:
-  """How the reported point of the grid is chosen.
+  """Config of successive halving, which chooses the reported grid point.
 
   Attributes:
     rungs: increasing shares of the steps, such as 0.25,0.5. At each of them, the
-      worse half of the points is stopped. Empty trains all points to the end.
+      worse half of the points is stopped. Without rungs, all points are trained to the
+      end.
     seeds: number of choosing seeds. They are 10000, 10001, …, so that no reported
       seed affects the choice.
   """
@@ -143,10 +146,10 @@ class Comparison:
       known = self.reference.partition(", ")[0] in self.mechanisms
       check(self, "reference", known, f"one of {', '.join(self.mechanisms)}")
     self._check_seed()
-    are_low = all(
+    are_valid = all(
       x.isdecimal() and int(x) < FIRST_CHOOSING_SEED for x in split(self.seeds)
     )
-    check(self, "seeds", are_low, f"integers below {FIRST_CHOOSING_SEED}")
+    check(self, "seeds", are_valid, f"integers below {FIRST_CHOOSING_SEED}")
     numbers = self.seed_numbers
     check(self, "seeds", len(set(numbers)) == len(numbers), "each once")
     self._check_budget()
@@ -159,15 +162,15 @@ class Comparison:
 
   @property
   def task_names(self) -> list[str]:
-    """Files in configs/."""
+    """The names of files in configs/."""
     return split(self.tasks)
 
   @property
   def mechanisms(self) -> list[str]:
     """Keys of `ATTENTIONS` and of `variants`, and import paths."""
-    everything = self.attention == "all"
-    names = [*ATTENTIONS, *self.variants]
-    return names if everything else split(self.attention)
+    if self.attention == "all":
+      return [*ATTENTIONS, *self.variants]
+    return split(self.attention)
 
   @property
   def seed_numbers(self) -> list[int]:
@@ -183,7 +186,7 @@ class Comparison:
 
   @property
   def grid_values(self) -> dict[str, list[Any]]:
-    """Config field of the grid -> its values."""
+    """Maps each config field of the grid to its values."""
     return _values_by_field(self.grid)
 
   def grid_points(self) -> Iterator[FieldValues]:
@@ -191,7 +194,7 @@ class Comparison:
     return _combinations(self.grid)
 
   def across_points(self) -> Iterator[FieldValues]:
-    """Yields every combination of `across`, each a separate row; only `{}` without."""
+    """Yields every combination of `across`, one per row; only `{}` without `across`."""
     return _combinations(self.across)
 
   def fields(self, task: str) -> FieldValues:
@@ -206,16 +209,16 @@ class Comparison:
     """
     options = dict(self.variants.get(label, {}).items())
     first = split(options[LAYERS])[0] if LAYERS in options else label
-    name, own = mechanism(options.pop("name", first))
-    return name, options if LAYERS in options else own | options
+    name, name_options = mechanism(options.pop("name", first))
+    return name, options if LAYERS in options else name_options | options
 
-  def _check_tasks(self, field: str, inside: str, example: str) -> None:
-    """Raises ValueError if a section names no task; the task need not be compared."""
+  def _check_tasks(self, field: str, suffix: str, example: str) -> None:
+    """Raises ValueError if a key is not a task; the task need not be compared."""
     for task in getattr(self, field):
       if not _is_task(task):
         raise ValueError(
-          f"{field}.{task}: no such task;  "
-          f"{did_you_mean(task, self.task_names)}; a field is {field}.TASK.{inside}, "
+          f"{field}.{task}: no such task; "
+          f"{did_you_mean(task, self.task_names)}; a field is {field}.TASK.{suffix}, "
           f"such as {field}.{self.task_names[0]}.{example}"
         )
 
@@ -239,7 +242,7 @@ class Comparison:
       check_mechanism("attention", name, self.variants)
 
   def _check_seed(self):
-    """Raises ValueError if a section sets the seed, which `seeds` determines."""
+    """Raises ValueError if a section sets the seed, which only `seeds` may set."""
     sections = {
       "": self.overrides,
       "grid.": self.grid,
@@ -249,8 +252,8 @@ class Comparison:
     for prefix, section in sections.items():
       if "seed" in section:
         raise ValueError(
-          f"{prefix}seed: the seeds of the runs are config.seeds; expected only "
-          "config.seeds"
+          f"{prefix}seed: expected only config.seeds, which sets the seeds of the "
+          f"runs, got {section['seed']!r}"
         )
 
   def _check_points(self):
@@ -291,7 +294,7 @@ class Comparison:
 
 
 def _is_task(name: str) -> bool:
-  """Whether configs/ has a file of this name."""
+  """Returns whether configs/ has a file with this name."""
   return (_CONFIGS / f"{name}.py").is_file()
 
 
@@ -301,7 +304,7 @@ def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
   Args:
     field: the config field, for messages.
     typed: a key of `ATTENTIONS` or an import path, followed by options.
-    also: names that are valid as well.
+    also: other valid names.
 
   Raises:
     ValueError: there is no such mechanism, or it does not accept an option.
@@ -321,8 +324,8 @@ def check_mechanism(field: str, typed: Any, also: Iterable[str] = ()) -> None:
 
 
 def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
-  """Raises ValueError if a variant's layers are not mechanisms, or it has options."""
-  layers, others = variant[LAYERS], set(variant) - {"name", LAYERS}
+  """Raises ValueError unless a variant's layers are mechanisms and it has no options."""
+  layers, extra = variant[LAYERS], set(variant) - {"name", LAYERS}
   if not isinstance(layers, str) or not split(layers):
     raise ValueError(
       f"{field}.{LAYERS}: expected mechanisms separated by commas, such as "
@@ -332,8 +335,8 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
     check_mechanism(f"{field}.{LAYERS}", layer)
   if "name" in variant:
     check_mechanism(f"{field}.name", variant["name"])
-  if others:
-    option = min(others)
+  if extra:
+    option = min(extra)
     raise ValueError(
       f"{field}.{option}: an option of a layer follows the layer's name; "
       f"expected {LAYERS}='{split(layers)[0]}:{option}={variant[option]},…'"
@@ -341,10 +344,12 @@ def _check_layers(field: str, variant: Mapping[str, Any]) -> None:
 
 
 def _check_options(field: str, name: str, options: dict[str, Any]) -> None:
-  """Raises ValueError if a mechanism rejects its options; a config may add others."""
-  needed = dict.fromkeys(mechanisms.required_names(mechanisms.find(name)), 1)
+  """Raises ValueError if a mechanism rejects options; missing ones may be set later."""
+  placeholders = dict.fromkeys(
+    mechanisms.required_names(mechanisms.find(name)), 1
+  )
   try:
-    models.AttentionConfig(name, needed | options)
+    models.AttentionConfig(name, placeholders | options)
   except ValueError as error:
     raise ValueError(f"{field}{error}") from None
 
@@ -358,8 +363,8 @@ def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:
       the values that `per_task` has in the file.
 
   Raises:
-    ConfigError: the first error that is found; or a field was typed for all runs that
-      `grid` or `across` also sets.
+    ConfigError: the config is invalid, or the command line sets a field for all runs
+      that `grid` or `across` also sets.
   """
   if "tasks" not in mapping and hasattr(mapping.get("task"), "items"):
     raise ConfigError(
@@ -372,30 +377,32 @@ def parse(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> Comparison:
 
 
 def _drop_num_steps(mapping: dict[str, Any], typed: set[str]) -> dict[str, Any]:
-  """Removes the numbers of steps from a config if a budget was typed."""
+  """Removes `num_steps` from a config if the command line has set a budget."""
   if not typed.intersection(BUDGETS):
     return mapping
 
-  def others(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  def without_steps(
+    fields: Mapping[str, Any], prefix: str = ""
+  ) -> dict[str, Any]:
     name = "num_steps"
     is_typed = prefix + name in typed
     return {k: x for k, x in fields.items() if k != name or is_typed}
 
   per_task = mapping.get("per_task") or {}
   sections = {
-    task: others(fields, f"per_task.{task}.")
+    task: without_steps(fields, f"per_task.{task}.")
     if hasattr(fields, "items")
     else fields
     for task, fields in per_task.items()
   }
-  return others(mapping) | ({"per_task": sections} if sections else {})
+  return without_steps(mapping) | ({"per_task": sections} if sections else {})
 
 
 def _apply_typed_fields(comparison: Comparison, typed: set[str]) -> Comparison:
-  """Removes from `per_task` the config fields that were typed for all runs.
+  """Removes from `per_task` the fields that the command line has set for all runs.
 
   Raises:
-    ConfigError: `grid` or `across` sets a field that was typed.
+    ConfigError: `grid` or `across` also sets such a field.
   """
   for section in ("grid", "across"):
     for field in flatten(getattr(comparison, section)):
@@ -417,7 +424,7 @@ def _apply_typed_fields(comparison: Comparison, typed: set[str]) -> Comparison:
 
 
 def _values_by_field(mapping: Mapping[str, Any]) -> dict[str, list[Any]]:
-  """Config field -> its values."""
+  """Maps config fields to their values."""
   return {field: _values(entry) for field, entry in flatten(mapping).items()}
 
 

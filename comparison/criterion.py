@@ -1,4 +1,4 @@
-"""The headline metric of a task, and whether an evaluation solves the task."""
+"""The main metric of a task, and whether an evaluation solves the task."""
 
 from collections.abc import Iterable, Mapping
 import math
@@ -19,11 +19,11 @@ HEADLINES = (
   "token_accuracy",
   "loss",
 )
-"""Headline metrics; the first one in the last evaluation of a task is used."""
+"""Main metrics; the first one in the last evaluation of a task is used."""
 
 
 def headline(names: Iterable[str]) -> str | None:
-  """Returns the headline metric among some names; None if there is none."""
+  """Returns the main metric among some names; None if there is none."""
   metrics = set(names)
   return next((name for name in HEADLINES if name in metrics), None)
 
@@ -40,9 +40,9 @@ def is_solved(line: Mapping[str, Any], threshold: float | None) -> bool:
   """Returns whether an evaluation solves its task.
 
   Args:
-    line: metric -> value.
-    threshold: value of the headline metric from which the task is solved; None for a
-      task without such a value.
+    line: maps metrics to values.
+    threshold: the smallest value of the main metric that solves the task; None for
+      a task without a threshold.
   """
   metric = headline(line)
   if threshold is None or metric is None or is_lower_better(metric):

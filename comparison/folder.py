@@ -15,16 +15,17 @@ from settings.field_values import FieldValues, flatten
 def with_recorded_eval_every(
   comparison: Comparison, recorded: FieldValues, typed: Iterable[str] = ()
 ) -> Comparison:
-  """Gives a comparison the `eval_every` of the comparison in its folder.
+  """Returns a comparison with the `eval_every` that its folder has recorded.
 
-  Parameters depend on it only if a run may end early or with `checkpoint_keep=best`, so
-  a folder can be continued with a config that evaluates more often than the original.
+  Parameters depend on `eval_every` only if a run may end early or with
+  `checkpoint_keep=best`, so a folder can be continued with a config that evaluates more
+  often than the original.
 
   Args:
     comparison: the comparison to continue.
     recorded: the settings that all runs of the folder share; empty for a new folder.
     typed: config fields that the command line has set; if `eval_every` is one of
-      them, nothing changes.
+      them, the comparison is returned unchanged.
   """
   name = "eval_every"
   if not recorded or any(field.rpartition(".")[2] == name for field in typed):
@@ -50,8 +51,8 @@ def with_recorded_eval_every(
 def shared(comparison: Comparison) -> dict[str, Any]:
   """Returns the settings that all runs of a comparison share, JSON-ready."""
   mapping = to_mapping(comparison)
-  # Mechanisms, variants and seeds may be added later. The way runs are measured and the
-  # references of the report do not affect results.
+  # Mechanisms, variants and seeds may be added later. How runs are measured and the
+  # references in the report do not affect results.
   for field in ("attention", "seeds", "variants", "together", "references"):
     mapping.pop(field, None)
   # Neither do fields of tasks that are not compared.
@@ -62,8 +63,8 @@ def shared(comparison: Comparison) -> dict[str, Any]:
   }
   if not comparison.choosing_seeds:  # No grid point is chosen.
     mapping.pop("halving")
-  # A field of the runs may be None where their file has a value; a budget or a
-  # reference that is None is not set.
+  # None may replace a value of a config file, and is kept. A budget or a reference of
+  # None is not set.
   return {
     name: value
     for name, value in flatten(mapping).items()

@@ -1,4 +1,4 @@
-"""Trains the runs of a comparison that have no result, and measures each shape."""
+"""Trains the runs of a comparison that have no result yet, and measures them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,9 +21,9 @@ def launch(
 ) -> None:
   """Trains and measures all runs without a result, and prints each result.
 
-  Each run has its own workdir, as `train.py` makes it, so a comparison that was killed
+  Each run has its own workdir, as with `train.py`, so a comparison that was killed
   continues its unfinished run from the last checkpoint. A run that fails is tried
-  twice, and again with the next call.
+  twice, and again in the next call.
 
   Args:
     runs: runs of the plan.
@@ -37,7 +37,7 @@ def launch(
   Raises:
     RunError: a record cannot be written, or another process trains one of the runs.
   """
-  end = "" if share is None else f"; to {share:.3g} of the steps"
+  suffix = "" if share is None else f"; to {share:.3g} of the steps"
   numbers = {run.identity: number for number, run in enumerate(runs, 1)}
   try:
     key = "identity" if comparison.together == APART else "shape"
@@ -50,13 +50,14 @@ def launch(
         name = f"[{numbers[run.identity]}/{len(runs)}] {run.identity}"
         print(
           f"{name}: {'; '.join(filter(None, (run.slots, run.options)))}; "
-          f"{run.parameters:,} parameters{end}",
+          f"{run.parameters:,} parameters{suffix}",
           flush=True,
         )
       if queue:
         for run in queue:
-          if (home := records.run_workdir(workdir, run)).is_dir():
-            with ownership.lock(home):  # Another process may be training it.
+          if (run_workdir := records.run_workdir(workdir, run)).is_dir():
+            # Raises if another process is training the run.
+            with ownership.lock(run_workdir):
               pass
         for run in queue:
           _train(run, workdir, share)
@@ -80,15 +81,14 @@ def _cannot_run(run: Run, workdir: Path) -> bool:
 
 
 def _has_ended(run: Run, workdir: Path, share: float | None) -> bool:
-  """Returns whether a run is finished or failed, so that there is nothing to do."""
+  """Returns whether a run has finished or failed, so that nothing is left to do."""
   record = records.read_one(workdir, run.identity)
   match record.get("status"):
     case records.DONE | records.FAILED:
       return True
     case records.TRAINED:
-      return bool(
-        record["reason"]
-      )  # A reason means that it could not be measured.
+      # A reason means that the run could not be measured.
+      return bool(record["reason"])
   return share is not None and records.loss_at(workdir, run, share) is not None
 
 
@@ -106,9 +106,11 @@ def _train(run: Run, workdir: Path, share: float | None) -> None:
     record = records.read_one(workdir, run.identity)
     reason = record.get("reason") or "it was stopped"
     if tries_left:
-      print(f"  {run.identity}: failed: {reason}; tried again", flush=True)
-  spent = records.usage(workdir, run)
-  records.write(workdir, run, status=records.FAILED, reason=reason, **spent)
+      print(f"  {run.identity}: failed: {reason}; trying again", flush=True)
+  earlier_usage = records.usage(workdir, run)
+  records.write(
+    workdir, run, status=records.FAILED, reason=reason, **earlier_usage
+  )
   print(f"  {run.identity}: failed: {reason}", flush=True)
 
 
@@ -125,7 +127,7 @@ def _measure(runs: Sequence[Run], workdir: Path, map_seed: int) -> None:
     record = records.read_one(workdir, identity)
     if record["status"] != records.TRAINED or record["reason"]:
       continue
-    if fault := worker.measure(workdir, {identity: with_map}):
-      reason = f"measuring: {fault}"
+    if error := worker.measure(workdir, {identity: with_map}):
+      reason = f"measuring: {error}"
       records.update(workdir, identity, reason=reason)
       print(f"  {identity}: {reason}", flush=True)

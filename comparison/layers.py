@@ -1,7 +1,7 @@
 """The mechanisms of each layer, for variants and for lists in `across`.
 
-Their sizes are those of the config file that `train.py` reads, so that a layer has the
-same sizes as in a row with only its mechanism.
+Their sizes come from the config file that `train.py` reads, so a layer has the same
+sizes as in a row that uses only its mechanism.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ BASELINE = "dense"
 
 
 def mapping(task: str, attention: str) -> dict[str, Any]:
-  """Returns the config that a task's file returns for the typed mechanisms."""
+  """Returns the config of a task's file for the given mechanisms."""
   try:
     file = importlib.import_module(f"configs.{task.replace('/', '.')}")
     return file.get_config(attention).to_dict()
-  # The file may be that of a comparison, may expect something other than mechanisms, or
-  # may belong to a project that is not installed.
+  # The file may be the config of a comparison, may expect something other than
+  # mechanisms, or may belong to a project that is not installed.
   except (AttributeError, ImportError, TypeError, ValueError) as error:
     raise ConfigError(
       f"config.tasks: configs/{task}.py has no config for {attention!r}: "
@@ -41,11 +41,11 @@ def check_mechanism_is_used(
   name: str, across: FieldValues, model: models.Config
 ) -> None:
   """Raises ConfigError if `across` replaces a row's mechanism in every module."""
-  slots = [field for field in across if is_attention_field(field)]
+  fields = [field for field in across if is_attention_field(field)]
   layers = [layer.name for x in model.attentions.values() for layer in x]
-  if slots and name not in (BASELINE, *layers):
+  if fields and name not in (BASELINE, *layers):
     raise ConfigError(
-      f"config.across.{slots[0]} already sets the mechanisms; expected  "
+      f"config.across.{fields[0]} already sets the mechanisms; expected "
       f"config.attention={BASELINE}"
     )
 
@@ -53,7 +53,7 @@ def check_mechanism_is_used(
 def _modules_with(
   task: str, typed: str, fields: FieldValues
 ) -> dict[str, list[Any]]:
-  """Returns the attention modules for which a config file uses the typed mechanisms.
+  """Returns the attention modules for which a config file uses the given mechanisms.
 
   Args:
     task: the task of the file.
@@ -61,23 +61,24 @@ def _modules_with(
     fields: config fields of the run; modules whose mechanism they set are omitted.
 
   Returns:
-    Config field of a module -> names and options of its layers, including sizes.
+    Maps the config fields of modules to the names and options of their layers,
+    including sizes.
   """
   names = [mechanism(word)[0] for word in split(typed)]
   modules = {}
-  for name, chosen in mapping(task, typed)["model"].items():
+  for name, value in mapping(task, typed)["model"].items():
     field = f"model.{name}"
     if (
       is_attention_field(field) and not {field, f"{field}.name"} & fields.keys()
     ):
-      layers = [*chosen] if isinstance(chosen, list | tuple) else [chosen]
+      layers = [*value] if isinstance(value, list | tuple) else [value]
       if [layer["name"] for layer in layers] == names:
         modules[field] = layers
   return modules
 
 
 def _format_layers(layers: Sequence[Mapping[str, Any]]) -> str:
-  """Spells layers as on the command line: '[sliding_window:window=8,delta]'."""
+  """Formats layers as on the command line: '[sliding_window:window=8,delta]'."""
   words = [
     format_mechanism(
       layer["name"], {k: x for k, x in layer.items() if k != "name"}
@@ -88,7 +89,7 @@ def _format_layers(layers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_across(task: str, across: FieldValues) -> FieldValues:
-  """Spells lists of mechanisms in `across`, with the sizes of the config file."""
+  """Formats lists of mechanisms in `across`, with the sizes of the config file."""
   text = {}
   for field, value in across.items():
     if isinstance(value, tuple) and is_attention_field(field):
@@ -115,7 +116,8 @@ def options_of(
         f"layers: no attention module of configs/{task}.py can have all of "
         f"{options[LAYERS]}; expected layers that one of its modules can have"
       )
-    # As in the file, a module that does not support one of the layers has dense.
+    # As in the file, a module that does not support one of the layers uses dense
+    # attention.
     others = _modules_with(task, name, fields).keys() - modules.keys()
     layers = {
       field: _format_layers(layers) for field, layers in modules.items()
@@ -134,13 +136,13 @@ def first_options(config: models.Config, mechanism: str) -> str:
   If layers differ, the options follow their names: 'sliding_window:window=8,linear'.
   Options that were not set have the mechanism's defaults.
   """
-  for chosen in config.attentions.values():
-    if len({layer.name for layer in chosen}) > 1:
+  for layers in config.attentions.values():
+    if len({layer.name for layer in layers}) > 1:
       words = [
-        format_mechanism(layer.name, layer.all_options) for layer in chosen
+        format_mechanism(layer.name, layer.all_options) for layer in layers
       ]
       return ",".join(dict.fromkeys(words))
-    for layer in chosen:
+    for layer in layers:
       if layer.name == mechanism:
         return format_options(layer.all_options)
   return ""

@@ -1,4 +1,4 @@
-"""Repeats measurements that were taken while other programs used the machine."""
+"""Repeats the measurements that other programs disturbed."""
 
 from pathlib import Path
 import time
@@ -7,12 +7,12 @@ from comparison import records, worker
 from comparison.measurement.usage import BUSY_CORES, Meter
 from settings.errors import RunError
 
-_WATCHED_SECONDS = 1.0
+_WATCH_SECONDS = 1.0
 _VARYING_ARGUMENTS = ("--config.seed=", "--config.optimizer.learning_rate=")
 
 
 def measure(workdir: Path) -> None:
-  """Repeats the measurements during which other programs were busy.
+  """Repeats the measurements during which other programs used the machine.
 
   Runs that differ only in seed and learning rate share the measurements of their
   shape. Shapes are measured one after another.
@@ -46,13 +46,13 @@ def measure(workdir: Path) -> None:
   if not shapes:
     return
   meter = Meter()
-  time.sleep(_WATCHED_SECONDS)
+  time.sleep(_WATCH_SECONDS)
   busy = meter.others_cores()
   if busy > BUSY_CORES:
     raise RunError(
       f"other programs use {busy:.2f} cores now; measure when the machine is idle"
     )
   for shape in shapes.values():
-    fault = worker.measure(workdir, shape)
-    if fault:
-      print(f"  {', '.join(shape)}: not measured: {fault}", flush=True)
+    error = worker.measure(workdir, shape)
+    if error:
+      print(f"  {', '.join(shape)}: not measured: {error}", flush=True)

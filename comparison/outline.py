@@ -14,10 +14,10 @@ from settings.field_values import flatten
 from training.commands import config_help
 
 _PROGRAMS = 4
-"""Compilations of a run: its step, its evaluation, decoding, and the step measured."""
+"""Programs that a run compiles: step, evaluation, decoding, and the timed step."""
 
 _START_SECONDS = 10.0
-"""Start of the processes that train and measure a run."""
+"""Time to start the processes that train and measure a run, in seconds."""
 
 
 def line(runs: Sequence[Run], comparison: Comparison) -> str:
@@ -51,10 +51,10 @@ def line(runs: Sequence[Run], comparison: Comparison) -> str:
 
 
 def duration(runs: Sequence[Run], comparison: Comparison, folder: Path) -> str:
-  """Estimates the time of all runs: 'about 12 minutes', with the basis.
+  """Estimates the time of all runs: 'about 12 minutes if all are as fast as dense'.
 
-  The time of a step is that of the first row of each task, which is measured here if
-  the folder does not have it. Empty if it cannot be measured.
+  The first row of each task gives the time of a step, which is measured now if the
+  folder does not have it. The text is '' if it cannot be measured.
 
   Args:
     runs: the plan, or the part of it that this process runs.
@@ -64,7 +64,7 @@ def duration(runs: Sequence[Run], comparison: Comparison, folder: Path) -> str:
   seconds, repeats = 0.0, 1.0
   timed: dict[str, Run] = {}
   compiled: set[str] = set()
-  if comparison.choosing_seeds:  # The reported seeds then run only one point.
+  if comparison.choosing_seeds:  # The reported seeds run only the chosen point.
     points = len(list(comparison.grid_points()))
     choosing = len(comparison.choosing_seeds)
     repeats += len(comparison.seed_numbers) / (points * choosing)
@@ -86,9 +86,8 @@ def duration(runs: Sequence[Run], comparison: Comparison, folder: Path) -> str:
       return ""
     training = run.steps * cost["step_seconds"]
     seconds += repeats * (training + _START_SECONDS)
-    if (
-      run.shape not in compiled
-    ):  # Other processes read its programs from disk.
+    # Runs of the same shape read the compiled programs from disk.
+    if run.shape not in compiled:
       compiled.add(run.shape)
       seconds += _PROGRAMS * cost["compile_seconds"]
   basis = ", ".join(dict.fromkeys(run.attention for run in timed.values()))
@@ -100,7 +99,7 @@ def duration(runs: Sequence[Run], comparison: Comparison, folder: Path) -> str:
 
 
 def fields(mapping: Mapping[str, Any], typed: Iterable[str] = ()) -> str:
-  """The fields of a comparison's config and of its runs, as `--help` shows them.
+  """Lists the fields of a comparison's config and of its runs, for `--help`.
 
   Args:
     mapping: the config.

@@ -1,4 +1,4 @@
-"""Plans the runs of a comparison: their configs, and which cannot run."""
+"""Plans the runs of a comparison: their configs, and which of them cannot run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,20 +23,20 @@ from training.config import OptimizerConfig, TrainConfig
 from training.experiment_config import ExperimentConfig
 
 MATCHED, DENSE = "matched", "dense"
-"""Feed-forward width of a row: for equal parameter counts, or as in the dense model."""
+"""Feed-forward width of a row: matches parameter counts, or is the dense model's."""
 
 COUNTERPART = "feed-forward as in dense"
-"""Label of a counterpart: a row whose feed-forward layers were not narrowed."""
+"""Label of a counterpart, a row with the feed-forward width of the dense model."""
 
 _WIDTH = "model.mlp_features"
 _SOURCES = ("model.kind", "model.weights")
-"""Config fields that determine the data, besides those of the task."""
+"""Config fields that determine the data, in addition to those of the task."""
 
 _NARROW, _DEVIATION = 1 / 2, 0.02
 """Thresholds for a counterpart of a row.
 
-A row gets one if its feed-forward layers are narrower than this share of the dense
-model's, or if its parameter count deviates from the dense model's by more than this.
+A row has a counterpart if its feed-forward layers are narrower than the first share of
+the dense model's, or if its parameter count deviates by more than the second share.
 """
 
 
@@ -49,29 +49,29 @@ class Run:
     attention: the mechanism, or the variant.
     mechanism: its key of `ATTENTIONS`, or its import path.
     seed: the seed of the run.
-    fields: config field -> value, for fields that differ from the file's config.
+    fields: values of the config fields that differ from the file's config.
     grid: the entries of `fields` that come from the grid.
     across: the entries of `fields` that come from `across`, which separate rows.
     width: `MATCHED`, or `DENSE` for the counterpart of a row whose feed-forward layers
-      had to be much narrower, or whose parameters are still not equal.
-    choosing: whether the run chooses a point of the grid, and is not reported.
-    at_edge: fields of the grid whose chosen value is the lowest or highest one that
-      was tried.
+      are much narrower than the dense model's, or whose parameters do not match.
+    choosing: whether the run serves to choose a grid point, and is not reported.
+    at_edge: fields of the grid whose chosen value is the lowest or highest of those
+      that were tried.
     budget_seconds: training time, converted to steps when the run starts.
     parameters: number of parameters of the model, after matching; 0 if it cannot run.
     unmatched_parameters: number of parameters with the config of the file.
     feed_forward: width of the feed-forward layers, if parameters are matched.
     dense_feed_forward: that width in the model with dense attention.
     dense_parameters: number of parameters of the model with dense attention.
-    obstacle: the reason why it cannot run; empty if it can.
-    slots: mechanisms of the attention modules; empty if it cannot run.
+    obstacle: the reason why the run is impossible; empty if it is possible.
+    slots: mechanisms of the attention modules; empty if the run is impossible.
     options: the options of the mechanism, as in the config.
-    learning_rate: the peak of its schedule; None if it cannot run.
+    learning_rate: the peak of the schedule; None if the run is impossible.
     steps: number of training steps, if known before the run starts; else 0.
     length: length of the longest training examples if the task is also evaluated at
       other lengths; else None.
-    solved_at: value of the headline metric from which its task is solved; None if
-      there is none.
+    solved_at: the smallest value of the main metric that solves the task; None
+      for a task without a threshold.
   """
 
   task: str
@@ -100,7 +100,7 @@ class Run:
 
   @property
   def identity(self) -> str:
-    """The name of the run's folder: equal for equal configs."""
+    """The name of the run's folder, which is equal for equal configs."""
     content = [self.task, self.mechanism, self.fields, self.budget_seconds]
     if self.width != MATCHED:
       content.append(self.width)
@@ -112,12 +112,12 @@ class Run:
 
   @property
   def family(self) -> str:
-    """An identity that runs share if and only if they differ only in the seed."""
+    """An identity that two runs share if and only if they differ only in the seed."""
     return self._identity_without("seed")
 
   @property
   def shape(self) -> str:
-    """An identity that runs share if they differ only in seed and learning rate."""
+    """An identity that two runs share if they differ only in seed and learning rate."""
     return self._identity_without("seed", "optimizer.learning_rate")
 
   def _identity_without(self, *fields: str) -> str:
@@ -127,7 +127,7 @@ class Run:
 
   @property
   def row(self) -> str:
-    """The name of its row in a table, which its seeds and its grid share."""
+    """The name of the run's row in a table, which all seeds and grid points share."""
     return f"{self.task}, {label(vars(self))}"
 
   @property
@@ -139,7 +139,7 @@ class Run:
     ]
 
   def with_num_steps(self, steps: int) -> "Run":
-    """Returns the run with its budget of seconds as a number of steps."""
+    """Returns the run with its budget of seconds converted to a number of steps."""
     if self.budget_seconds is None:
       return self
     return dataclasses.replace(self, fields=self.fields | {"num_steps": steps})
@@ -158,16 +158,16 @@ def plan(comparison: Comparison) -> list[Run]:
   count operations if these are the budget.
 
   Raises:
-    ConfigError: no run has one of the config fields.
+    ConfigError: a config field is not a field of the runs, or has an invalid value.
   """
   points: list[Run] = []
   for task, attention, across in itertools.product(
     comparison.task_names, comparison.mechanisms, comparison.across_points()
   ):
     across = layers.format_across(task, across)
-    first = Run(task, attention, "", 0, {}, {}, across)
+    template = Run(task, attention, "", 0, {}, {}, across)
     row = [
-      complete(comparison, dataclasses.replace(first, grid=grid))
+      complete(comparison, dataclasses.replace(template, grid=grid))
       for grid in comparison.grid_points()
     ]
     points += row
@@ -185,7 +185,7 @@ def plan(comparison: Comparison) -> list[Run]:
 
 
 def data(runs: Iterable[Run]) -> dict[str, str]:
-  """Returns name -> digest of the data that the runs of a plan read.
+  """Maps the names of the data that the runs of a plan read to their digests.
 
   Raises:
     ConfigError: the data cannot be read.
@@ -219,9 +219,9 @@ def label(run: Mapping[str, Any]) -> str:
 
 
 def point(fields: Mapping[str, Any]) -> str:
-  """Spells values by the last part of their fields: 'features=16, position=rotary'.
+  """Formats values with the last part of their fields: 'features=16, position=rotary'.
 
-  If two fields end alike, their full names appear:
+  Fields with the same last part have their full names:
   'encoder.features=8, decoder.features=16'.
   """
   names = titles(fields)
@@ -231,15 +231,16 @@ def point(fields: Mapping[str, Any]) -> str:
 
 
 def titles(fields: Iterable[str]) -> dict[str, str]:
-  """Returns field -> the last part of its name, or all if another field ends alike."""
-  ends = Counter(map(short, fields))
+  """Maps fields to the last part of their names, or to full names where ambiguous."""
+  counts = Counter(map(short, fields))
   return {
-    field: field if ends[short(field)] > 1 else short(field) for field in fields
+    field: field if counts[short(field)] > 1 else short(field)
+    for field in fields
   }
 
 
 def _format_value(value: Any) -> str:
-  """Spells a value for the name of a row, whose parts are separated by ', '."""
+  """Formats a value for the name of a row, whose parts are separated by ', '."""
   if isinstance(value, list | tuple):
     return f"[{','.join(map(_format_value, value))}]"
   return str(value)
@@ -278,7 +279,7 @@ def counterpart_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def obstacle_lines(runs: Sequence[Run]) -> list[str]:
-  """Returns a line for each row that cannot run, and one on how to leave them out."""
+  """Returns a line for each row that cannot run, and a line on how to omit them."""
   rows = group_by(runs, "row")
   lines = [
     f"{row[0].row}: not supported: {row[0].obstacle}"
@@ -295,7 +296,7 @@ def obstacle_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def _needs_counterpart(run: Run) -> bool:
-  """Returns whether matching parameter counts failed or narrowed the row too much."""
+  """Returns whether matching parameters failed or narrowed the layers too much."""
   width, parameters = run.dense_feed_forward, run.dense_parameters
   if run.width == DENSE or not width or not parameters:
     return False
@@ -308,11 +309,11 @@ def _needs_counterpart(run: Run) -> bool:
 def complete(comparison: Comparison, run: Run) -> Run:
   """Completes a run from its row and its point of the grid.
 
-  Matches its parameters, and converts its budget of operations to steps.
+  The run's parameters are matched, and its budget of operations is converted to steps.
 
   Args:
     comparison: the comparison of the run.
-    run: its task, attention, across, width and grid are used, but not its seed.
+    run: has the task, attention, across, width and grid; its seed is not used.
 
   Raises:
     ConfigError: a run with dense attention would fail as well.
@@ -358,12 +359,12 @@ def complete(comparison: Comparison, run: Run) -> Run:
           "single width of feed-forward layers that could be changed; expected "
           "False"
         )
-      # One more unit adds the same number of parameters with every mechanism.
+      # One hidden unit has the same number of parameters with every mechanism.
       wider = baseline_fields | {_WIDTH: run.dense_feed_forward + 1}
-      price = _count(config_of(task, BASELINE, wider)) - parameters
-      units = max(round((parameters - count) / price), 1 - width)
+      unit_size = _count(config_of(task, BASELINE, wider)) - parameters
+      units = max(round((parameters - count) / unit_size), 1 - width)
       if units:
-        matched += units * price
+        matched += units * unit_size
         fields = fields | {_WIDTH: width + units}
         config = config_of(task, name, fields)
         run = dataclasses.replace(run, feed_forward=width + units)
@@ -388,8 +389,8 @@ def complete(comparison: Comparison, run: Run) -> Run:
 def _comparison_error(
   error: ConfigError, comparison: Comparison, run: Run
 ) -> ConfigError:
-  """Names the field of a run's ConfigError as in the comparison's config."""
-  field, _, fault = str(error).removeprefix("config.").partition(":")
+  """Returns a run's ConfigError with the field's name in the comparison's config."""
+  field, _, message = str(error).removeprefix("config.").partition(":")
   prefix = ""
   if field in run.grid:
     prefix = "grid."
@@ -397,14 +398,14 @@ def _comparison_error(
     prefix = "across."
   elif field in flatten(comparison.per_task.get(run.task, {})):
     prefix = f"per_task.{run.task}."
-  return ConfigError(f"config.{prefix}{field}:{fault}")
+  return ConfigError(f"config.{prefix}{field}:{message}")
 
 
 def _trained_length(config: ExperimentConfig) -> int | None:
-  """Returns T in training for tasks that are evaluated at other lengths; else None."""
+  """Returns the training length of a task with other evaluation lengths; else None."""
   if not getattr(config.task, "eval_lengths", ()):
     return None
-  # A task with mixed lengths has a maximum.
+  # Tasks with mixed lengths have a `max_length`.
   lengths = (getattr(config.task, x, None) for x in ("length", "max_length"))
   return next(filter(None, lengths), None)
 
@@ -426,10 +427,10 @@ def config_of(
 
 
 def _count(config: ExperimentConfig) -> int:
-  """Counts the parameters of a model, which loop and optimiser do not change.
+  """Counts the parameters of a model, which depend on neither loop nor optimiser.
 
   Raises:
-    ConfigError: the model cannot be made, or its batch does not fit into memory.
+    ConfigError: the model cannot be created, or its batch does not fit into memory.
   """
   size, steps = config.train.batch_size, config.train.optimizer.accumulate_steps
   optimizer = OptimizerConfig(accumulate_steps=steps)

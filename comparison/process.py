@@ -1,4 +1,4 @@
-"""Runs a program of a comparison in a separate process."""
+"""Runs Python in a separate process."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -18,17 +18,17 @@ from training.signals import Signals
 _STOPPING = (
   "stopping: the current step ends and is saved; run it again to continue"
 )
-_WATCHED_SECONDS = 0.1
+_WATCH_SECONDS = 0.1
 
 
-class Ended(NamedTuple):
-  """A process that has ended.
+class ProcessResult(NamedTuple):
+  """The result of a process that has ended.
 
   Attributes:
-    code: its exit code; if a signal ended it, the negative number of the signal.
-    error: the last line of its standard error, which has the error message.
-    used: its time and memory.
-    stop: SIGTERM or SIGINT, if one was forwarded to it.
+    code: the exit code; if a signal ended the process, minus the signal's number.
+    error: the last line of standard error, which has the error message.
+    used: the time and memory of the process.
+    stop: SIGTERM or SIGINT, if one was forwarded to the process.
   """
 
   code: int
@@ -38,7 +38,7 @@ class Ended(NamedTuple):
 
   @property
   def fault(self) -> str:
-    """The reason why it failed, on one line; empty if it did not fail."""
+    """The error on one line; empty if the process did not fail."""
     return f"exit code {self.code}: {self.error}" if self.code else ""
 
   def end_with_signal(self) -> None:
@@ -53,7 +53,7 @@ def run(
   arguments: Sequence[str],
   request: Mapping[str, Any] | None = None,
   watch: Callable[[], None] = lambda: None,
-) -> Ended:
+) -> ProcessResult:
   """Runs Python in a separate process, and waits for its end.
 
   Reports SIGTERM and SIGINT immediately, and forwards them as SIGTERM.
@@ -75,22 +75,22 @@ def run(
       stdin=inputs,
       stdout=subprocess.DEVNULL,
       stderr=errors,
-      # This process reads UTF-8, whatever the locale is.
+      # This process reads UTF-8 for any locale.
       env=os.environ | {"PYTHONIOENCODING": "utf-8:replace"},
     )
     with process, Signals(functools.partial(_stop, process)) as signals:
       try:
-        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+        while not (result := os.wait4(process.pid, os.WNOHANG))[0]:
           watch()
-          time.sleep(_WATCHED_SECONDS)
+          time.sleep(_WATCH_SECONDS)
       except BaseException:
         process.terminate()
         raise
-      _, status, resources = ended
+      _, status, resources = result
       process.returncode = os.waitstatus_to_exitcode(status)
     errors.seek(0)
     *_, last = errors.read().strip().splitlines() or ["no message"]
-    return Ended(
+    return ProcessResult(
       process.returncode,
       one_line(RuntimeError(last)),
       meter.read_child(resources),

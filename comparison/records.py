@@ -20,11 +20,11 @@ SCALING = "scaling.jsonl"
 DONE, FAILED, UNSUPPORTED = "done", "failed", "not supported"
 TRAINED, STOPPED = "not measured yet", "stopped"
 OPEN = "open"
-"""Key in the plan of runs whose point of the grid is not chosen yet."""
+"""Key of a planned run whose grid point is not chosen yet."""
 ADDED = "added"
-"""Key in the plan of runs whose seed was added to those of the first plan."""
+"""Key of a planned run whose seed was not in the first plan."""
 STOPPED_EARLY = "stopped early"
-"""Status of a run that successive halving stopped, which is not continued."""
+"""Status of a run that successive halving stopped; the run is not continued."""
 
 _PLAN_FIELDS = ("task", "attention", "across", "row", "seed", "choosing")
 _RUN_FIELDS = (
@@ -44,13 +44,13 @@ Record = Mapping[str, Any]
 
 
 def check(workdir: Path, shared: Mapping[str, Any]) -> None:
-  """Checks that `workdir` is free, or belongs to this comparison.
+  """Checks that `workdir` is unused, or belongs to this comparison.
 
   Mechanisms and seeds may be added later, but the settings that all runs share,
   `shared_settings`, may not change.
 
   Raises:
-    ConfigError: it belongs to another comparison, or the folder has other files.
+    ConfigError: the folder belongs to another comparison, or has other files.
   """
   ownership.check(workdir, COMPARISON, shared, "comparison", "config.")
 
@@ -60,21 +60,21 @@ def shared_settings(workdir: Path) -> dict[str, Any]:
   return atomic.read_json(workdir / COMPARISON) or {}
 
 
-def check_data(workdir: Path, home: Path) -> None:
+def check_data(workdir: Path, run_folder: Path) -> None:
   """Checks that a run reads the same data as the comparison did at its start.
 
   Args:
     workdir: the folder of the comparison.
-    home: workdir of the run, which has started.
+    run_folder: the workdir of a run that has started.
 
   Raises:
     ConfigError: a file has changed since then.
   """
   data = shared_settings(workdir).get(ownership.DATA, {})
-  for name, digest in files.recorded_data(home).items():
+  for name, digest in files.recorded_data(run_folder).items():
     if data.get(name, digest) != digest:
       raise ConfigError(
-        f"config.task: {name} has changed since the comparison in {workdir} began;  "
+        f"config.task: {name} has changed since the comparison in {workdir} began; "
         "restore it or choose a new folder"
       )
 
@@ -88,7 +88,7 @@ def claim(workdir: Path, shared: Mapping[str, Any]) -> None:
 def write(workdir: Path, run: Run, *, status: str, **fields: Any) -> None:
   """Writes the record of one run, atomically.
 
-  `fields` replace the values that are known from the plan.
+  `fields` replace the values from the plan.
   """
   (workdir / RECORDS).mkdir(exist_ok=True)
   record = {
@@ -120,7 +120,7 @@ def read(workdir: Path) -> tuple[list[Record], list[str]]:
 
 
 def by_identity(workdir: Path) -> dict[str, dict[str, Any]]:
-  """Returns identity of a run -> its record, for all intact records."""
+  """Maps the identities of runs to their records, without damaged records."""
   names = (path.stem for path in sorted((workdir / RECORDS).glob("*.json")))
   return {name: record for name in names if (record := read_one(workdir, name))}
 
@@ -132,7 +132,7 @@ def read_one(workdir: Path, identity: str) -> dict[str, Any]:
 
 
 def forget_failure(workdir: Path, run: Run) -> None:
-  """Removes the failure of a run or of its measurement, so that it is tried again."""
+  """Removes the record of a failed run or measurement, so that it is tried again."""
   if status(workdir, run) == FAILED:
     _path(workdir, run.identity).unlink()
   elif status(workdir, run) == TRAINED:
@@ -142,12 +142,12 @@ def forget_failure(workdir: Path, run: Run) -> None:
 def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   """Adds runs to the plan of the comparison.
 
-  If they choose a point of the grid, `seeds` are the seeds of the reported runs, which
-  will be at that point. Runs with seeds that are not in the plan yet are marked,
-  because earlier results may have motivated them.
+  If they choose a grid point, `seeds` are the seeds of the reported runs at that point.
+  Runs with seeds that are not in the plan yet are marked, because earlier results may
+  have motivated them.
   """
-  before = planned_runs(workdir)
-  earlier = [*by_identity(workdir).values(), *before.values()]
+  planned = planned_runs(workdir)
+  earlier = [*by_identity(workdir).values(), *planned.values()]
   first_seeds = {
     run["seed"]
     for run in earlier
@@ -163,7 +163,7 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   for entry in entries.values():
     if first_seeds and not entry["choosing"]:
       entry |= {ADDED: True} if entry["seed"] not in first_seeds else {}
-  store_plan(workdir, before | entries)
+  store_plan(workdir, planned | entries)
 
 
 def store_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -175,7 +175,7 @@ def retry_unsupported(workdir: Path, runs: Sequence[Run]) -> None:
   """Removes the records of runs that could not run before but can run now.
 
   Raises:
-    ConfigError: earlier runs of one of their rows have other settings.
+    ConfigError: earlier runs of one of the rows have other settings.
   """
   candidates = {
     (run.row, _point(run.grid)): run for run in runs if not run.obstacle
@@ -205,18 +205,18 @@ def _point(grid: Any) -> str:
 
 
 def _settings(arguments: Sequence[str]) -> set[str]:
-  """The arguments without the seed and the steps, which a budget may determine."""
+  """Returns the arguments without the seed, and without the steps of a budget."""
   varying = ("--config.seed=", "--config.num_steps=")
   return {x for x in arguments if not x.startswith(varying)}
 
 
 def planned_runs(workdir: Path) -> dict[str, dict[str, Any]]:
-  """Returns identity -> description of every run in the plan."""
+  """Maps the identities of all planned runs to their descriptions."""
   return atomic.read_json(workdir / PLAN) or {}
 
 
 def write_references(workdir: Path, references: Mapping[str, Any]) -> None:
-  """Stores results from elsewhere, task -> name -> metric -> value."""
+  """Stores results of other sources, as task -> name -> metric -> value."""
   # A config's mappings are read-only types, which JSON does not support.
   content = json.loads(json.dumps(references, default=dict))
   atomic.write_json(workdir / REFERENCES, content)
@@ -229,7 +229,7 @@ def read_references(workdir: Path) -> dict[str, dict[str, dict[str, float]]]:
 
 @contextlib.contextmanager
 def running(workdir: Path, run: Run) -> Iterator[None]:
-  """Context manager that marks a run as running in this process."""
+  """Returns a context manager that marks a run as running in this process."""
   (workdir / RUNNING).mkdir(exist_ok=True)
   path = workdir / RUNNING / f"{run.identity}.json"
   atomic.write_json(
@@ -253,7 +253,7 @@ def history(workdir: Path, run: Run) -> list[dict[str, Any]]:
 
 
 def evaluations(workdir: Path, run: Run) -> dict[int, dict[str, Any]]:
-  """Returns step -> metrics on the first held-out split, for all steps so far."""
+  """Maps steps to the metrics on the first held-out split, for all steps so far."""
   lines = [x for x in history(workdir, run) if x["split"] != "train"]
   return {
     line["step"]: line for line in lines if line["split"] == lines[0]["split"]
@@ -263,7 +263,7 @@ def evaluations(workdir: Path, run: Run) -> dict[int, dict[str, Any]]:
 def loss_at(workdir: Path, run: Run, share: float) -> float | None:
   """Returns the held-out loss after a share of the steps; None if not reached yet.
 
-  If the run ended before, it is the last loss.
+  If the run ended before, this is the last loss.
   """
   count = steps(workdir, run)
   if count is None:
@@ -276,12 +276,12 @@ def loss_at(workdir: Path, run: Run, share: float) -> float | None:
 
 
 def step_at(count: int, share: float) -> int:
-  """Returns the last step of a share of all steps."""
+  """Returns the step at which a share of all steps ends."""
   return max(1, round(share * count))
 
 
 def steps(workdir: Path, run: Run) -> int | None:
-  """Returns the steps of a run; None if its budget of seconds is not timed yet."""
+  """Returns the steps of a run; None if its budget is seconds and no step is timed."""
   if run.budget_seconds is None:
     return run.steps
   cost = step_cost(workdir, run)

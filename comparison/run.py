@@ -1,4 +1,4 @@
-"""Runs a comparison: chooses a point of the grid for each row, then trains its runs."""
+"""Runs a comparison: chooses a grid point for each row, then trains the row's runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def run(
 
   Args:
     comparison: the comparison to run.
-    folder: the folder of the comparison; new, or its own.
+    folder: a new folder, or the folder of this comparison.
     shard: (i, n) runs the i-th of n parts of the rows, counted from 1.
     after: called whenever all runs of one shape have ended.
 
@@ -33,7 +33,7 @@ def run(
   """
   shared = folder_lib.shared(comparison)
   records.check(folder, shared)
-  # If planning raises an error, no folder is created.
+  # Before the folder is created, because planning may raise an error.
   runs = plan.plan(comparison)
   for line in plan.obstacle_lines(runs):
     print(line, flush=True)
@@ -41,10 +41,10 @@ def run(
     raise RunError("nothing can be trained; choose other mechanisms or tasks")
   shared[ownership.DATA] = plan.data(runs)
   seeds = comparison.seed_numbers
-  is_chosen = bool(comparison.choosing_seeds)
+  has_choice = bool(comparison.choosing_seeds)
   records.claim(folder, shared)
   records.retry_unsupported(folder, runs)
-  records.plan(folder, runs, seeds if is_chosen else ())
+  records.plan(folder, runs, seeds if has_choice else ())
   records.write_references(folder, comparison.references)
   for line in plan.counterpart_lines(runs):
     print(line)
@@ -53,18 +53,18 @@ def run(
   first, step = shard
   rows = plan.group_by(runs, "row")[first - 1 :: step]
   names = {row[0].row for row in rows}
-  # In the order of the plan, seeds last, so that all rows have a result early.
+  # In the plan, all rows come before the next seed, so that each has a result early.
   runs = [run for run in runs if run.row in names]
   time = outline.duration(runs, comparison, folder)
   text = outline.line(runs, comparison)
   print(f"{folder}: {', '.join(filter(None, (text, time)))}", flush=True)
-  if not is_chosen:
+  if not has_choice:
     launch(runs, folder, comparison, after=after)
     return
   for number, row in enumerate(rows, 1):
     print(f"[row {number}/{len(rows)}] {row[0].row}", flush=True)
-    chosen = choose.choose(row, folder, comparison)
-    reported = [chosen.with_seed(seed, choosing=False) for seed in seeds]
+    choice = choose.choose(row, folder, comparison)
+    reported = [choice.with_seed(seed, choosing=False) for seed in seeds]
     records.plan(folder, reported)
     launch(reported, folder, comparison, after=after)
 

@@ -1,4 +1,4 @@
-"""The status of a comparison: its done, running and waiting runs, and the time left."""
+"""The status of a comparison: done, running and waiting runs, and the time left."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +16,13 @@ _RUNNING, _WAITING = "running", "waiting"
 _STATES = (records.DONE, _RUNNING, _WAITING, records.FAILED)
 _RARE_STATES = (records.STOPPED_EARLY, records.UNSUPPORTED)
 
-# The time of a run is estimated from done runs that share the first of these.
-_ALIKE = (("task", "attention", "across"), ("task", "attention"), ("task",), ())
+_SIMILARITIES = (
+  ("task", "attention", "across"),
+  ("task", "attention"),
+  ("task",),
+  (),
+)
+"""Fields that similar runs share. The first that a done run has in common is used."""
 
 
 def text(workdir: Path) -> str:
@@ -44,7 +49,7 @@ def text(workdir: Path) -> str:
     step, _ = _training_progress(workdir, name)
     total = f" of {plan[name]['steps']}" if plan[name].get("steps") else ""
     lines.append(
-      f"running  {name}: {f'step {step}{total}' if step else 'begins'}"
+      f"running  {name}: {f'step {step}{total}' if step else 'starting'}"
     )
   for name in states.get(records.FAILED, ()):
     lines.append(f"failed   {name}: {run_records[name]['reason']}")
@@ -63,21 +68,21 @@ def text(workdir: Path) -> str:
     seconds = 0.0
     for name in queue:
       if run_records.get(name, {}).get("status") != records.TRAINED:
-        _, spent = _training_progress(workdir, name)
-        seconds += max(0.0, _expected_seconds(plan[name], done) - spent)
+        _, elapsed = _training_progress(workdir, name)
+        seconds += max(0.0, _expected_seconds(plan[name], done) - elapsed)
     lines.append(_clock(seconds, max(1, len(set(processes.values())))))
   return "\n".join(lines)
 
 
 def missing(workdir: Path) -> list[str]:
-  """Returns one line with the numbers of runs if some are not done; else no line."""
+  """Returns a line with numbers of runs if some are not done; else no line."""
   run_records = records.by_identity(workdir)
   states = [
     run_records.get(name, {}).get("status", _WAITING)
     for name in _plan(workdir, run_records)
   ]
-  open_count = sum(x in (_WAITING, records.STOPPED) for x in states)
-  if not open_count:
+  num_open = sum(x in (_WAITING, records.STOPPED) for x in states)
+  if not num_open:
     return []
   done = sum(x in (records.DONE, records.TRAINED) for x in states)
   more = "".join(
@@ -93,7 +98,7 @@ def missing(workdir: Path) -> list[str]:
 def _plan(
   workdir: Path, run_records: Mapping[str, records.Record]
 ) -> dict[str, dict[str, Any]]:
-  """Every known run, from the plan and from records."""
+  """Returns all known runs, from the plan and from records."""
   planned = records.planned_runs(workdir)
   # Plans of older versions have fewer fields than records.
   runs = {
@@ -113,7 +118,7 @@ def _plan(
 
 
 def _processes(workdir: Path) -> dict[str, tuple[str, int]]:
-  """Run -> its host and process, if that is alive or on another host."""
+  """Maps runs to their host and process, if it is alive or on another host."""
   processes = {}
   for path in sorted((workdir / records.RUNNING).glob("*.json")):
     owner = atomic.read_json(path)
@@ -124,7 +129,7 @@ def _processes(workdir: Path) -> dict[str, tuple[str, int]]:
 
 
 def _training_progress(workdir: Path, name: str) -> tuple[int, float]:
-  """Steps and seconds of training of a run so far."""
+  """Returns the steps and seconds of a run's training so far."""
   lines = metrics.read(workdir / records.RUNS / name)
   return (lines[-1]["step"], lines[-1]["seconds"]) if lines else (0, 0.0)
 
@@ -132,16 +137,16 @@ def _training_progress(workdir: Path, name: str) -> tuple[int, float]:
 def _expected_seconds(
   run: Mapping[str, Any], done: Sequence[records.Record]
 ) -> float:
-  """Mean seconds of the done runs that are most similar to a run."""
-  for names in _ALIKE:
-    alike = [
+  """Returns the mean seconds of the done runs that are most similar to a run."""
+  for names in _SIMILARITIES:
+    similar = [
       other["seconds"]
       for other in done
       if all(other.get(name) == run.get(name) for name in names)
     ]
-    if alike:
-      return statistics.fmean(alike)
-  raise AssertionError  # The last entry of `_ALIKE` matches all runs.
+    if similar:
+      return statistics.fmean(similar)
+  raise AssertionError  # The last entry of `_SIMILARITIES` matches all runs.
 
 
 def _clock(seconds: float, processes: int) -> str:

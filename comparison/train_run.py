@@ -14,7 +14,7 @@ from training import atomic, evaluate, metrics, workdir
 
 _ROOT = Path(__file__).parents[1]
 _CONFIGS = "--config=configs/"
-_REFUSED = 2
+_INVALID_CONFIG = 2
 """Exit code of train.py for an invalid config, for which a retry is useless."""
 
 _PROGRESS_SECONDS = 10.0
@@ -32,50 +32,60 @@ def train(run: Run, folder: Path, share: float | None) -> None:
     folder: the folder of the comparison.
     share: share of the steps after which to evaluate and stop; None trains to the end.
   """
-  home, ended, status, reason = records.run_workdir(folder, run), None, "", ""
+  run_folder, result = records.run_workdir(folder, run), None
+  status, reason = "", ""
   used: usage.Usage = {}
   try:
     if records.steps(folder, run) is None:
       worker.time_step(folder, run)
     steps = records.steps(folder, run)
     assert steps is not None
-    timed = run.with_num_steps(steps)
-    config = plan.config_of(run.task, run.mechanism, timed.fields)
-    if workdir.final_metrics(home, config) is None:
-      ended = process.run(
-        command(timed, home, share, steps), watch=Progress(run, home, steps)
+    run_in_steps = run.with_num_steps(steps)
+    config = plan.config_of(run.task, run.mechanism, run_in_steps.fields)
+    if workdir.final_metrics(run_folder, config) is None:
+      result = process.run(
+        command(run_in_steps, run_folder, share, steps),
+        watch=Progress(run, run_folder, steps),
       )
-      used = ended.used
-      records.check_data(folder, home)
-    if workdir.final_metrics(home, config) is not None:
+      used = result.used
+      records.check_data(folder, run_folder)
+    if workdir.final_metrics(run_folder, config) is not None:
       status = records.TRAINED
-    elif ended is not None and ended.code == _REFUSED:
-      status, reason = records.FAILED, ended.error
+    elif result is not None and result.code == _INVALID_CONFIG:
+      status, reason = records.FAILED, result.error
     else:
       status, reason = records.STOPPED, "stopped; the same command continues it"
-      if ended is not None and ended.code and ended.stop is None:
-        reason = ended.error
+      if result is not None and result.code and result.stop is None:
+        reason = result.error
   except ValueError as error:
     status, reason = records.FAILED, one_line(error)
-  # The run is tried again.
+  # After any other error, the run is tried again.
   except Exception as error:
     status, reason = records.STOPPED, one_line(error)
-  # A run that is already trained only needs measurements.
+  # A trained run only needs measurements.
   if records.status(folder, run) != records.TRAINED:
     _write(run, folder, used, status=status, reason=reason)
-  if ended is not None:
-    if ended.stop is not None and ended.code > 128:  # It ended immediately.
-      print(f"  {ended.error}", flush=True)
-    ended.end_with_signal()
+  if result is not None:
+    # The process ended immediately.
+    if result.stop is not None and result.code > 128:
+      print(f"  {result.error}", flush=True)
+    result.end_with_signal()
 
 
-def command(run: Run, home: Path, share: float | None, steps: int) -> list[str]:
+def command(
+  run: Run, run_folder: Path, share: float | None, steps: int
+) -> list[str]:
   """Returns the arguments of Python: `train.py`, those of the record, and a workdir."""
   config, *fields = run.arguments
   # Outside the checkout, `configs/` needs its full path.
   if Path.cwd() != _ROOT:
     config = config.replace(_CONFIGS, f"--config={_ROOT}/configs/", 1)
-  arguments = [str(_ROOT / "train.py"), config, *fields, f"--workdir={home}"]
+  arguments = [
+    str(_ROOT / "train.py"),
+    config,
+    *fields,
+    f"--workdir={run_folder}",
+  ]
   if share is not None:
     arguments.append(f"--stop_at={records.step_at(steps, share)}")
   return arguments
@@ -84,20 +94,20 @@ def command(run: Run, home: Path, share: float | None, steps: int) -> list[str]:
 class Progress:
   """Prints the progress of a run from its metrics.jsonl, and the time left."""
 
-  def __init__(self, run: Run, home: Path, steps: int):
-    self._run, self._home, self._steps = run, home, steps
-    self._due, self._said = time.monotonic() + _PROGRESS_SECONDS, 0
+  def __init__(self, run: Run, run_folder: Path, steps: int):
+    self._run, self._run_folder, self._steps = run, run_folder, steps
+    self._due, self._last_step = time.monotonic() + _PROGRESS_SECONDS, 0
 
   def __call__(self) -> None:
     """Prints the last training metrics, if a line is due."""
     if time.monotonic() < self._due:
       return
     self._due = time.monotonic() + _PROGRESS_SECONDS
-    lines = [x for x in metrics.read(self._home) if x["split"] == "train"]
-    if lines and lines[-1]["step"] > self._said:
+    lines = [x for x in metrics.read(self._run_folder) if x["split"] == "train"]
+    if lines and lines[-1]["step"] > self._last_step:
       values = lines[-1]
       step, seconds = values["step"], values["seconds"]
-      self._said = step
+      self._last_step = step
       left = datetime.timedelta(
         seconds=round(seconds / step * (self._steps - step))
       )
@@ -112,14 +122,15 @@ def _write(
   """Writes the record of a run that has ended."""
   steps = records.steps(folder, run)
   arguments = run.with_num_steps(steps).arguments if steps else run.arguments
-  spent = records.usage(folder, run)
-  fields = {**ending, **spent, **_sum(spent, used), "arguments": arguments}
+  earlier = records.usage(folder, run)
+  usages = {**earlier, **_sum(earlier, used)}
+  fields = {**ending, **usages, "arguments": arguments}
   if status == records.FAILED:
     print(f"  {run.identity}: failed: {ending['reason']}", flush=True)
   if status == records.TRAINED:
-    home = records.run_workdir(folder, run)
-    outcome = _outcome(home)
-    machine = usage.machine() | {"device": workdir.device(home)}
+    run_folder = records.run_workdir(folder, run)
+    outcome = _outcome(run_folder)
+    machine = usage.machine() | {"device": workdir.device(run_folder)}
     fields |= {**outcome, "machine": machine, "measured": {}}
     # Choosing runs are not reported, so their cost is not measured.
     status = records.DONE if run.choosing else records.TRAINED
@@ -130,23 +141,23 @@ def _write(
   records.write(folder, run, status=status, **fields)
 
 
-def _outcome(home: Path) -> dict[str, Any]:
+def _outcome(run_folder: Path) -> dict[str, Any]:
   """Reads the results of a run from its workdir, for its record.
 
-  'final' is the last evaluation, and 'history' has all lines. If the task is judged
-  by BLEU, 'sentences' has ten numbers for each sentence of the last split.
+  'final' is the last evaluation, and 'history' has all lines. If the task's metric is
+  BLEU, 'sentences' has ten numbers for each sentence of the last split.
   """
-  history = metrics.read(home)
+  history = metrics.read(run_folder)
   final = [line for line in history if line["split"] != "train"][-1]
   outcome = {"final": final, "history": history}
-  sentences = atomic.read_json(home / evaluate.SENTENCES)
+  sentences = atomic.read_json(run_folder / evaluate.SENTENCES)
   return outcome | ({"sentences": sentences["statistics"]} if sentences else {})
 
 
-def _sum(spent: Mapping[str, float | None], used: usage.Usage) -> usage.Usage:
-  """Adds up the usage of a run's processes: the sum of seconds, the maximum of the rest."""
+def _sum(earlier: Mapping[str, float | None], used: usage.Usage) -> usage.Usage:
+  """Combines the usage of a run's processes: sums of times, maxima of the rest."""
   total = dict(used)
-  for name, value in spent.items():
+  for name, value in earlier.items():
     if value is not None and name in used:
       reduction = sum if name.endswith("seconds") else max
       total[name] = reduction((value, used[name]))

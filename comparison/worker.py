@@ -1,10 +1,10 @@
-"""The process that measures trained runs of one shape, or the time of a step.
+"""A process that measures trained runs of one shape, or times a step.
 
     python -m comparison.worker < REQUEST.json
 
-`measure` and `time_step` start it. Runs that differ only in seed and learning rate
-share the measurements of their shape. The process writes the results into their
-records.
+`measure` and `time_step` start the process, which writes the results into the records
+of the runs. Runs that differ only in seed and learning rate share the measurements of
+their shape.
 """
 
 from collections.abc import Mapping
@@ -30,15 +30,17 @@ def measure(folder: Path, runs: Mapping[str, bool]) -> str:
 
   Args:
     folder: the folder of the comparison.
-    runs: identity of each run -> whether to store its attention map.
+    runs: maps the identity of each run to whether its attention map is stored.
 
   Returns:
-    The reason why the process failed, on one line; empty if it did not fail.
+    The error of the process, on one line; empty if it did not fail.
   """
   first = next(iter(runs))
   # This takes up to half a minute.
   print(f"  {first}: measuring time and memory of its program", flush=True)
-  ended = process.run(_COMMAND, {"workdir": str(folder), "trained": dict(runs)})
+  result = process.run(
+    _COMMAND, {"workdir": str(folder), "trained": dict(runs)}
+  )
   for identity in runs:
     record = records.read_one(folder, identity)
     if record.get("status") == records.DONE:
@@ -49,8 +51,8 @@ def measure(folder: Path, runs: Mapping[str, bool]) -> str:
     elif record.get("reason"):
       reason = record["reason"].removeprefix("measuring: ")
       print(f"  {identity}: not measured: {reason}", flush=True)
-  ended.end_with_signal()
-  return ended.fault
+  result.end_with_signal()
+  return result.fault
 
 
 def time_step(folder: Path, run: Run) -> None:
@@ -60,14 +62,14 @@ def time_step(folder: Path, run: Run) -> None:
     RunError: the process failed.
   """
   request = {"workdir": str(folder), "timed": dataclasses.asdict(run)}
-  ended = process.run(_COMMAND, request)
-  ended.end_with_signal()
-  if ended.code:
-    raise RunError(ended.error)
+  result = process.run(_COMMAND, request)
+  result.end_with_signal()
+  if result.code:
+    raise RunError(result.error)
 
 
 def main() -> None:
-  """Runs the request on standard input."""
+  """Handles the request on standard input."""
   request = json.load(sys.stdin)
   keep_freed_memory()
   cache_programs()
@@ -78,9 +80,11 @@ def work(request: Mapping[str, Any]) -> None:
   """Measures the runs in 'trained', or times a step of the run in 'timed'."""
   folder, shape = Path(request["workdir"]), None
   for identity, with_map in request.get("trained", {}).items():
-    home = folder / records.RUNS / identity
+    run_folder = folder / records.RUNS / identity
     try:
-      shape = measurements.measure_trained(home, with_map=with_map, shape=shape)
+      shape = measurements.measure_trained(
+        run_folder, with_map=with_map, shape=shape
+      )
     # The run can be measured later, so the others continue.
     except Exception as error:
       reason = f"measuring: {one_line(error)}"
@@ -91,10 +95,9 @@ def work(request: Mapping[str, Any]) -> None:
     )
   if "timed" in request:
     run = Run(**request["timed"])
-    trial = experiment.create(
-      plan.config_of(run.task, run.mechanism, run.fields)
-    )
-    records.store_step_cost(folder, run, measurements.step_cost(trial))
+    config = plan.config_of(run.task, run.mechanism, run.fields)
+    cost = measurements.step_cost(experiment.create(config))
+    records.store_step_cost(folder, run, cost)
 
 
 if __name__ == "__main__":

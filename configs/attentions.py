@@ -1,8 +1,9 @@
 """Parses the mechanisms that a user types after the colon of a config.
 
-A user types a mechanism as 'sliding_window', with options as 'sliding_window:window=8',
-and several that layers take in turn with commas, 'sliding_window:window=8,delta'.
-Options that the user omits come from the mechanism's `sizes`.
+These are a mechanism, 'sliding_window'; a mechanism with options,
+'sliding_window:window=8'; or several that layers take in turn,
+'sliding_window:window=8,delta'. Options that the user omits come from the mechanism's
+`sizes`.
 """
 
 from collections.abc import Iterable
@@ -24,15 +25,14 @@ def one(
   Args:
     typed: a key of `attention.ATTENTIONS`, or 'package.module:factory', followed
       by options.
-    long: whether sequences have hundreds or thousands of tokens, as in
-      configs/paper/; the other configs have shorter ones.
+    long: whether sequences have hundreds or thousands of tokens, as in configs/paper/.
     also: other valid names.
 
   Returns:
     A dictionary with the name and the hyperparameters.
 
   Raises:
-    ValueError: there is no such mechanism.
+    ValueError: the mechanism is unknown.
   """
   name, options = mechanism(typed)
   if name not in ATTENTIONS and ":" not in name:
@@ -49,7 +49,7 @@ def one(
 def layers(
   typed: str, *, long: bool = False, also: Iterable[str] = ()
 ) -> dict[str, Any] | list[dict[str, Any]]:
-  """Returns `one` mechanism, or a list, for a model with one kind of attention module.
+  """Returns one mechanism or a list, for models with one kind of attention module.
 
   Args:
     typed: mechanisms separated by commas.
@@ -59,33 +59,33 @@ def layers(
   Raises:
     ValueError: as in `one`.
   """
-  chosen = [one(word, long=long, also=also) for word in split(typed)]
-  return chosen[0] if len(chosen) == 1 else chosen
+  mechanisms = [one(word, long=long, also=also) for word in split(typed)]
+  return mechanisms[0] if len(mechanisms) == 1 else mechanisms
 
 
 def choose(typed: str, *, also: Iterable[str] = ()) -> dict[str, Any]:
-  """Returns the mechanisms of an encoder-decoder, with `dense` where one is not supported.
+  """Returns the mechanisms of an encoder-decoder; unsupported ones become `dense`.
 
   Args:
     typed: as in `layers`.
     also: other valid names.
 
   Returns:
-    'encoder_attention', 'decoder_attention' and 'cross_attention', each as `layers`
-    returns it.
+    'encoder_attention', 'decoder_attention' and 'cross_attention', each as from
+    `layers`.
 
   Raises:
     ValueError: as in `one`.
   """
-  chosen = layers(typed, also=also)
+  configs = layers(typed, also=also)
   names = [
-    x["name"] for x in (chosen if isinstance(chosen, list) else [chosen])
+    x["name"] for x in (configs if isinstance(configs, list) else [configs])
   ]
   examples = [mechanisms.example(name) for name in names]
-  # An override of one field must not change the others, so each has a copy.
+  # Each field has a copy, because an override of one must not change the others.
   return {
     field: {"name": "dense"}
     if any(obstacle(example, field) for example in examples)
-    else copy.deepcopy(chosen)
+    else copy.deepcopy(configs)
     for field in NEEDS
   }

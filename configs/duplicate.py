@@ -1,9 +1,9 @@
-"""Duplicates sequences with a decoder only: `0w0w` of the Reformer paper.
+"""Duplicates sequences with a decoder-only model: `0w0w` of the Reformer paper.
 
     python train.py --config=configs/duplicate.py:dense
 
-Only the second half has a loss; each of its symbols repeats the one len(w) + 1
-positions before. configs/paper/duplicate.py has the paper's size.
+Only the second half has a loss; each of its symbols repeats the symbol len(w) + 1
+positions earlier. configs/paper/duplicate.py has the paper's size.
 
 Kitaev et al., Reformer, section 4, arXiv:2001.04451.
 """
@@ -18,7 +18,7 @@ def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
   config = copy.get_config("dense")
   config.task.kind = "duplicate"
   config.model.kind = "decoder"
-  for slot in ("encoder_attention", "decoder_attention", "cross_attention"):
-    del config.model[slot]
+  for field in ("encoder_attention", "decoder_attention", "cross_attention"):
+    del config.model[field]
   config.model.decoder_attention = attentions.layers(attention)
   return config

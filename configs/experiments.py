@@ -1,4 +1,4 @@
-"""The config fields that all configs share."""
+"""The fields that all configs share."""
 
 from collections.abc import Mapping
 from typing import Any

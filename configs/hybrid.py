@@ -37,8 +37,8 @@ def get_config(attention: str = "gated_delta") -> ml_collections.ConfigDict:
   )
   with config.ignore_type():
     # Several mechanisms take turns in the three layers before the exact one.
-    chosen = itertools.islice(itertools.cycle(split(attention)), 3)
+    mechanisms = itertools.islice(itertools.cycle(split(attention)), 3)
     config.model.decoder_attention = attentions.layers(
-      ",".join([*chosen, "flash"])
+      ",".join([*mechanisms, "flash"])
     )
   return config

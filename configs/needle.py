@@ -1,11 +1,11 @@
-"""A needle in a haystack: one value, by depth and by length.
+"""A needle in a haystack: one value, at several depths and lengths.
 
     python train.py --config=configs/needle.py:dense
 
 The metrics are 'accuracy_depth_0' (the needle comes first) to 'accuracy_depth_100'
 (last), at the trained length and, in the splits 'length_…', at other lengths. The
 original tests pretrained language models with up to 128,000 tokens.
-configs/paper/needle.py is longer, and trained from scratch like this config.
+configs/paper/needle.py has longer sequences; both configs train from scratch.
 
 Kamradt, Needle In A Haystack (2023); Hsieh et al., RULER, arXiv:2404.06654.
 """

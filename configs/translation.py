@@ -36,9 +36,9 @@ RECURRENT = {
     "cross_attention": {"name": "multiplicative", "general": True},
   },
 }
-"""Recurrent models by paper, with their cells and their attention.
+"""Maps the names of recurrent models, from their papers, to config fields.
 
-The name of a model is typed instead of the name of a mechanism.
+A user types the name of a model instead of the name of a mechanism.
 """
 
 

@@ -1,9 +1,9 @@
-"""Models that host any attention mechanism, as pure functions.
+"""Models with any attention mechanism, as pure functions.
 
-`create` makes a Transformer from a `ModelConfig`, and other models from the configs
-of their kinds (`CONFIGS`); `initialize`, `forward`, `attention_maps` and `generate`
-are functions of it and its variables. `load_pretrained` makes one of published
-weights.
+`create` creates the model of a config: a Transformer for a `ModelConfig`, or another
+kind for one of the other `CONFIGS`. `initialize`, `forward`, `attention_maps` and
+`generate` are functions of a model and its variables. `load_pretrained` loads a model
+with published weights.
 """
 
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ CONFIGS: Mapping[str, type] = ImportPaths(
     **registered("MODELS"),
   }
 )
-"""Kind of a model -> its config class."""
+"""Maps kinds of models to their config classes."""
 
 
 def find(kind: str) -> type:
@@ -92,7 +92,7 @@ def find(kind: str) -> type:
       follows `models.kind.Config`.
 
   Raises:
-    ValueError: no such kind exists, or it is not a dataclass.
+    ValueError: the kind is unknown, or does not follow `models.kind.Config`.
   """
   config = resolve(kind, CONFIGS, "Config")
   expected = "expected a dataclass that follows models.kind.Config"
@@ -100,7 +100,7 @@ def find(kind: str) -> type:
     raise ValueError(
       f"{expected}, but {kind} is of type {type(config).__name__}"
     )
-  # `create` imports it, so no config field of a file may set it.
+  # `create` imports `module`, so a config file must not be able to set it.
   fields = [field.name for field in dataclasses.fields(config)]
   if not isinstance(getattr(config, "module", None), str) or "module" in fields:
     raise ValueError(f"{expected}, but {kind} has no `module: ClassVar[str]`")

@@ -33,7 +33,7 @@ def create(
   shared_vocabulary: bool = False,
   input_shapes: Mapping[str, Any] = NOTHING,
 ) -> Model:
-  """Creates the model of a config for a task's sizes; computes nothing.
+  """Creates the model of a config for a task's sizes, without computing anything.
 
   Equal arguments give equal models with equal hashes, so a compiled function
   may take the model as a static argument.
@@ -54,8 +54,8 @@ def create(
     A Linen module.
 
   Raises:
-    ValueError: a size is missing, or a mechanism cannot work at it (a rank
-      above the length, …); the message starts with the argument or field.
+    ValueError: a size is missing, or a mechanism does not support it (such as a
+      rank above the length); the message starts with the argument or field.
   """
   return load(config.module)(
     config,
@@ -77,11 +77,11 @@ def initialize(model: Model, key: Array, batch: Batch) -> dict[str, Any]:
   Args:
     model: from `create`.
     key: random key from which 'params' and 'constants' are drawn.
-    batch: its shapes are used, but not its values.
+    batch: only its shapes are used.
 
   Returns:
     `{'params': …, 'constants': …}`; constants may be empty. To redraw random
-    features, take the constants of another key.
+    features, replace the constants by those of another key.
   """
   ids, options = model.arguments(batch)
   variables = model.init(key, *ids, **options)
@@ -100,8 +100,8 @@ def forward(
   Args:
     model: from `create`.
     variables: from `initialize`, or trained.
-    batch: 'source' and 'inputs' as the kind needs.
-    dropout_rng: key of the dropout; None means no dropout.
+    batch: 'source' and 'inputs', as the kind requires.
+    dropout_rng: random key for dropout; None means no dropout.
 
   Returns:
     `[B, T, V]` float32.
@@ -127,15 +127,15 @@ def forward_and_state(
 ) -> tuple[Float[Array, "B T V"], Mapping[str, Any]]:
   """Computes logits in training mode, and the model's new state and own losses.
 
-  Batch norm normalizes by the mean and variance of the batch and updates the
-  running ones, by which `forward` normalizes. A mechanism with a `loss`, such as an
-  indexer, adds it to the collection 'losses'.
+  Batch norm uses the mean and variance of the batch and updates the running
+  statistics, which `forward` uses. A mechanism with a `loss`, such as an indexer, adds
+  it to the collection 'losses'.
 
   Args:
-    model: from `create`; its `state` names the collections that it replaces.
-    variables: with these collections.
-    batch: as the model reads it.
-    dropout_rng: key of the dropout; None means no dropout.
+    model: from `create`; its `state` names the collections that a call updates.
+    variables: the variables of the model, with these collections.
+    batch: as in `forward`.
+    dropout_rng: random key for dropout; None means no dropout.
     axis_name: axis of a `pmap` whose devices share the rows of one batch.
 
   Returns:
@@ -164,12 +164,12 @@ def attention_maps(
   Args:
     model: from `create`.
     variables: from `initialize`, or trained.
-    batch: 'source' and 'inputs' as the kind needs.
+    batch: 'source' and 'inputs', as the kind requires.
 
   Returns:
     'encoder_0/self_attention', 'decoder_0/self_attention',
     'decoder_0/cross_attention', …, each `[B, N, T, S]` float32. A recurrent
-    model has 'decoder/cross_attention' alone; a Perceiver has
+    model has only 'decoder/cross_attention'; a Perceiver has
     'encoder/cross_attention' from its latents to the input and
     'decoder/cross_attention' from its outputs to the latents. For a layer that runs
     several times, the matrix is that of its last run.
@@ -198,17 +198,17 @@ def observe_attention(
   Args:
     model: from `create`, not recurrent.
     variables: from `initialize`, or trained.
-    batch: 'source' and 'inputs' as the kind needs.
+    batch: 'source' and 'inputs', as the kind requires.
     observer: `(attention, query, key, value, out, **call)`: the mechanism, the
       arguments of its call, and its result.
   """
 
   def replacement(
-    place, attention, own, query, key, value, inputs, gates, **call
+    path, attention, apply, query, key, value, inputs, gates, **call
   ):
-    del place, inputs
+    del path, inputs
     call |= gates
-    out = own(query, key, value, **call)
+    out = apply(query, key, value, **call)
     observer(attention, query, key, value, out, **call)
     return out
 
@@ -226,13 +226,13 @@ def replace_attention(
   Args:
     model: from `create`, not recurrent.
     variables: from `initialize`, or trained.
-    batch: 'source' and 'inputs' as the kind needs.
-    replacement: `(place, attention, own, query, key, value, **call) -> out`:
+    batch: 'source' and 'inputs', as the kind requires.
+    replacement: `(path, attention, apply, query, key, value, **call) -> out`:
       the module's path in the model, such as 'decoder_0/self_attention'; its
       mechanism; that mechanism as a function of the remaining arguments; and the
       arguments of the call. `call` also has `inputs`, from which the queries are
-      projected, and `gates`, which the mechanism computed from them. Gates belong
-      to that mechanism and are not options of another one.
+      projected, and `gates`, which the mechanism computed from them. Gates are
+      options of that mechanism and of no other one.
 
   Returns:
     `[B, T, V]` float32.
@@ -248,10 +248,11 @@ def replace_attention(
   ids, options = model.arguments(batch)
 
   def replace(module: MultiHeadAttention, query, key, value, **call):
-    place = "/".join(module.path)
-    own = functools.partial(apply_mechanism, module)
-    query, key = every_head(query, key, value)  # For mechanisms of any kind.
-    return replacement(place, module.attention, own, query, key, value, **call)
+    path = "/".join(module.path)
+    apply = functools.partial(apply_mechanism, module)
+    # Not every replacement supports shared heads.
+    query, key = every_head(query, key, value)
+    return replacement(path, module.attention, apply, query, key, value, **call)
 
   model = model.clone(attend=replace)
   return cast(Array, model.apply(variables, *ids, **options))

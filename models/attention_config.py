@@ -1,4 +1,4 @@
-"""Mechanisms as configs choose them, and the capabilities that models need."""
+"""The mechanisms of a config, and the capabilities that models need from them."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
@@ -29,7 +29,7 @@ NEEDS = {
     "mask": "honour a key mask",
   },
 }
-"""Config field -> capability that its mechanism needs -> its description."""
+"""Maps config fields to the capabilities that mechanisms need and their description."""
 
 GENERATING = {
   "decoder_attention": {"decode": "decode token by token"},
@@ -46,8 +46,8 @@ class AttentionConfig:
     options: keyword arguments of that factory; lists become tuples.
 
   Raises:
-    ValueError: an unknown name or option, a missing one, or a value that the
-      factory refuses. The message starts with `name` or the option.
+    ValueError: the name or an option is unknown, an option is missing, or the factory
+      rejects a value. The message starts with `name` or the option.
   """
 
   name: str
@@ -56,14 +56,15 @@ class AttentionConfig:
   _rest = rest("options")
 
   def __post_init__(self):
-    options = {key: _frozen(value) for key, value in self.options.items()}
+    options = {key: _freeze(value) for key, value in self.options.items()}
     for key, value in options.items():
       if isinstance(value, Mapping):
         raise ValueError(
           f"{key}: expected a number, text, true, false or a list, got {value!r}"
         )
     object.__setattr__(self, "options", types.MappingProxyType(options))
-    # `_build` remembers import paths, which a name from data must not follow.
+    # On every call, because `_build` caches mechanisms of import paths, which a name
+    # in a file of weights must not use.
     check_imports(self.name)
     self.build()
 
@@ -91,33 +92,36 @@ class AttentionConfig:
     return {**defaults, **self.options}
 
 
-def _by_name(chosen: Any) -> Any:
-  """Parses a word as the name of a mechanism, and '[a, b]' as a list of names.
+def _parse_mechanisms(value: Any) -> Any:
+  """Parses the name of a mechanism, or a list of names such as '[a, b]'.
 
-  A name may have options, 'sliding_window:window=8'.
+  A name may have options, as in 'sliding_window:window=8'.
   """
-  if isinstance(chosen, list):
-    return tuple(_by_name(one) for one in chosen)
-  if not isinstance(chosen, str):
-    return chosen
-  if chosen.startswith("[") and chosen.endswith("]"):
-    return tuple(map(_by_name, split(chosen[1:-1])))
-  if len(split(chosen)) > 1:
+  if isinstance(value, list):
+    return tuple(map(_parse_mechanisms, value))
+  if not isinstance(value, str):
+    return value
+  if value.startswith("[") and value.endswith("]"):
+    return tuple(map(_parse_mechanisms, split(value[1:-1])))
+  if len(split(value)) > 1:
     raise PydanticCustomError(
-      "list", "several names are a list; expected [{names}]", {"names": chosen}
+      "list", "several names are a list; expected [{names}]", {"names": value}
     )
   try:
-    name, options = mechanism(chosen)
+    name, options = mechanism(value)
   except ValueError as error:
-    told, _, _ = str(error).partition(", got ")
-    raise PydanticCustomError("word", "{told}", {"told": told}) from None
+    message, _, _ = str(error).partition(", got ")
+    raise PydanticCustomError(
+      "word", "{message}", {"message": message}
+    ) from None
   return {"name": name, **options}
 
 
 Layers = Annotated[
-  AttentionConfig | tuple[AttentionConfig, ...], BeforeValidator(_by_name)
+  AttentionConfig | tuple[AttentionConfig, ...],
+  BeforeValidator(_parse_mechanisms),
 ]
-"""One mechanism for every layer, or several that the layers take in turn."""
+"""One mechanism for all layers, or several that the layers take in turn."""
 
 
 class AttentionFields:
@@ -143,45 +147,45 @@ class AttentionFields:
       ValueError: a list is empty, or a mechanism lacks a capability.
     """
     for field in self.attention_fields:
-      chosen = getattr(self, field)
-      if chosen is None:
+      value = getattr(self, field)
+      if value is None:
         object.__setattr__(self, field, AttentionConfig("dense"))
-      elif chosen == ():
+      elif value == ():
         raise ValueError(f"{field}: expected at least one mechanism, got none")
-      for one in self.attentions[field]:
-        check_supports(field, one, needs[field])
+      for config in self.attentions[field]:
+        check_supports(field, config, needs[field])
 
   @property
   def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
     """The mechanisms of each field, which layers take in turn."""
     return {
-      field: chosen if isinstance(chosen, tuple) else (chosen,)
+      field: value if isinstance(value, tuple) else (value,)
       for field in self.attention_fields
-      for chosen in [getattr(self, field)]
+      for value in [getattr(self, field)]
     }
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every layer to which the field applies."""
-    chosen = self.attentions[field]
+    """The mechanism of each layer to which the field applies."""
+    mechanisms = self.attentions[field]
     count = cast(Any, self).num_layers
-    return tuple(chosen[i % len(chosen)] for i in range(count))
+    return tuple(mechanisms[i % len(mechanisms)] for i in range(count))
 
 
 def slots(config: Any) -> str:
   """Names the mechanisms of a model: 'linformer · dense · linformer'.
 
-  The order is encoder self-attention, decoder self-attention, cross-attention. These
-  are the mechanisms of the model, which may differ from those that were typed.
+  The order is encoder self-attention, decoder self-attention, cross-attention. The
+  mechanisms of a model may differ from those that a user typed.
 
   Args:
     config: the config of a model.
   """
-  return " · ".join(names(chosen) for chosen in config.attentions.values())
+  return " · ".join(map(names, config.attentions.values()))
 
 
-def names(chosen: Iterable[AttentionConfig]) -> str:
+def names(configs: Iterable[AttentionConfig]) -> str:
   """Names mechanisms that layers take in turn: 'dense', or 'dense + linear'."""
-  return " + ".join(one.name for one in chosen)
+  return " + ".join(config.name for config in configs)
 
 
 def check_supports(
@@ -189,9 +193,9 @@ def check_supports(
 ) -> None:
   """Raises ValueError if a mechanism lacks a capability that its field needs."""
   for capability in missing(config.build(), needs):
-    able = ", ".join(mechanisms.supporting(ATTENTIONS, capability))
+    alternatives = ", ".join(mechanisms.supporting(ATTENTIONS, capability))
     raise ValueError(
-      f"{field}: {config.name} cannot {needs[capability]}; one of {able} can"
+      f"{field}: {config.name} cannot {needs[capability]}; one of {alternatives} can"
     )
 
 
@@ -203,7 +207,7 @@ def missing(attention: Attention, needs: Iterable[str]) -> list[str]:
 def obstacle(attention: Attention, field: str) -> str:
   """Describes the first capability that generation needs and a mechanism lacks.
 
-  Empty if it lacks none.
+  The description is '' if the mechanism lacks none.
   """
   needs = NEEDS[field] | GENERATING.get(field, {})
   return next((needs[need] for need in missing(attention, needs)), "")
@@ -214,9 +218,9 @@ def _build(config: AttentionConfig) -> Attention:
   return mechanisms.build(config.name, config.options)
 
 
-def _frozen(value: Any) -> Any:
-  if isinstance(value, np.generic):  # JSON lacks it.
+def _freeze(value: Any) -> Any:
+  if isinstance(value, np.generic):  # Not a type of JSON.
     return value.item()
   if isinstance(value, list | tuple):
-    return tuple(_frozen(item) for item in value)
+    return tuple(_freeze(item) for item in value)
   return value

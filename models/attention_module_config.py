@@ -55,7 +55,7 @@ class RotaryScaling:
       `attention.rotary_frequencies`.
 
   Raises:
-    ValueError: an unknown type or option, a missing option, or an invalid value.
+    ValueError: the type or an option is unknown, missing or invalid.
   """
 
   rope_type: str
@@ -82,13 +82,13 @@ class DisentangledConfig:
   """Config of disentangled attention, position 'disentangled'.
 
   Attributes:
-    terms: the terms beside the product of query and key: 'c2p', query and position of
-      the key, and 'p2c', key and position of the query.
+    terms: the terms added to the product of query and key: 'c2p', the query times the
+      position of the key, and 'p2c', the key times the position of the query.
     max_distance: distance from which on all distances share an embedding.
-    num_buckets: buckets of distances for each direction; None means no buckets.
-    shared_projections: whether positions are projected as the inputs are; otherwise
-      they have separate projections.
-    norm: whether embeddings of positions are normalized.
+    num_buckets: number of distance buckets in each direction; None means no buckets.
+    shared_projections: whether positions share the projections of the inputs;
+      otherwise they have separate ones.
+    norm: whether position embeddings are normalized.
 
   Paper: DeBERTa, equations 2 to 4, arXiv:2006.03654.
   """
@@ -101,7 +101,7 @@ class DisentangledConfig:
 
   def __post_init__(self):
     if len({*self.terms}) != len(self.terms):
-      raise ValueError(f"terms: expected each once, got {self.terms}")
+      raise ValueError(f"terms: expected distinct terms, got {self.terms}")
     self.rows(0)
 
   @property
@@ -110,7 +110,7 @@ class DisentangledConfig:
     return 2 * (self.num_buckets or self.max_distance)
 
   def rows(self, longest: int) -> Any:
-    """The row of the embeddings for every distance from −`longest` to `longest`."""
+    """The embedding index of each distance from −`longest` to `longest`."""
     return deberta_buckets(
       longest, max_distance=self.max_distance, num_buckets=self.num_buckets
     )
@@ -118,7 +118,7 @@ class DisentangledConfig:
 
 @checked
 class AroundConfig:
-  """Overrides of one layer: of its self-attention, and of its feed-forward layer.
+  """Overrides of the self-attention and feed-forward layer of one layer of a model.
 
   Attributes:
     num_heads: N.
@@ -126,12 +126,12 @@ class AroundConfig:
     head_dim: H.
     position: 'rotary' or 'none', in a model that has either.
     norm: 'pre', 'output' or 'sandwich', in a model that has one of these.
-    mlp_features: width inside the feed-forward layer; 0 means none.
-    num_experts: E of the feed-forward layer; 0 is one network of `mlp_features`.
+    mlp_features: hidden width of the feed-forward layer; 0 means no such layer.
+    num_experts: E, the number of experts; 0 means one network of `mlp_features`.
     router_table: as in `MlpConfig`.
 
-  These fields are as in `ModelConfig`, the others as in `SlotConfig`. None keeps the
-  value of the model.
+  These fields are those of `ModelConfig` and `MlpConfig`, the others those of
+  `SlotConfig`. None keeps the value of the model.
   """
 
   num_heads: Count | None = None
@@ -174,26 +174,25 @@ class AroundConfig:
       name: value for name, value in vars(self).items() if value is not None
     }
     # The model's scaling does not apply to a layer without rotary positions.
-    none = {"rotary_scaling": None} if self.position == "none" else {}
-    # Nor do the model's experts to a layer without any.
+    no_scaling = {"rotary_scaling": None} if self.position == "none" else {}
+    # The model's experts do not apply to a layer without experts.
     has_none = 0 in (self.num_experts, self.mlp_features)
     no_experts = {"num_experts": 0, **WITHOUT_EXPERTS} if has_none else {}
-    # A gate that a layer does not have has no rank.
+    # A layer without an output gate has no rank of the gate.
     no_rank = {"output_gate_rank": None} if self.output_gate == "none" else {}
-    return changes | none | no_experts | no_rank
+    return changes | no_scaling | no_experts | no_rank
 
 
 @checked
 class SecondAttention:
   """A second mechanism of a layer, beside its self-attention (Falcon-H1).
 
-  It takes the same normalized inputs, and both results are added to the residual stream,
-  this one times the second of its `residual_factors`.
+  Both take the same normalized inputs, and both outputs are added to the residual
+  stream. The output of this one is multiplied by the second of its `residual_factors`.
 
   Attributes:
     mechanism: the mechanism.
-    around: the fields in which its attention module differs from that of the layer's
-      self-attention.
+    around: overrides of the config of the layer's self-attention.
   """
 
   mechanism: AttentionConfig
@@ -205,65 +204,66 @@ class SlotConfig:
   """Config of attention modules: projections, norms, gates and positions.
 
   Attributes:
-    num_qk_heads: heads of queries and keys, each shared by adjacent heads of values
-      ("multi-value attention", Mamba-2); None shares none.
+    num_qk_heads: number of query and key heads, each of which adjacent value heads
+      share ("multi-value attention", Mamba-2); None means that no heads are shared.
     value_dim: V, width of the values of each head; None is H.
-    query_rank: queries are projected from this many normalized numbers per position,
-      q = norm(x·W)·W' (DeepSeek-V2); None projects them from x.
-    latent_rank: likewise R, of the keys and values of all heads, whose last
-      `shared_key_dim` features are one key for all heads, projected from x; only
-      these features have rotary positions. A mechanism that makes its own keys
-      ('own_keys') has its own rank. None projects keys and values from x.
-    shared_key_dim: P, below H; only with `latent_rank`.
-    attention_bias: whether the projections have biases. Those from `query_rank` and
-      `latent_rank` numbers have none, nor has the query with `latent_rank`.
-    out_bias: whether the output projection has a bias; None is `attention_bias`
-      (Qwen2 differs).
+    query_rank: rank of the query projection, q = norm(x·W)·W' (DeepSeek-V2); None
+      means full rank, q = x·W.
+    latent_rank: R, rank of the key and value projections of all heads. The last
+      `shared_key_dim` features of a key are projected from x and shared by all heads;
+      only these have rotary positions. A mechanism that computes its own keys
+      ('own_keys') has its own rank. None means full rank.
+    shared_key_dim: P, less than H; only with `latent_rank`.
+    attention_bias: whether the projections have biases. The second factor of a
+      low-rank projection has none, nor has the query with `latent_rank`.
+    out_bias: whether the output projection has a bias; None is `attention_bias`, from
+      which Qwen2 differs.
     input_factor: factor of the inputs of self-attention (Falcon-H1).
     projection_factors: factors of projected queries, keys, values and output gates
       (Falcon-H1), before the short convolution.
-    out_groups: the results of this many groups of heads are projected to `out_rank`
-      numbers each, from which the output is projected (DeepSeek-V4); None projects
-      the output from the results.
-    out_rank: only with `out_groups`.
+    out_groups: number of groups of heads in a low-rank output projection: the outputs
+      of each group are projected to `out_rank` features, and these to the output
+      (DeepSeek-V4); None means one full-rank projection.
+    out_rank: rank for each group; only with `out_groups`.
     projection_activation: activation of projected queries, keys and values
       (MiniMax-01), after the short convolution, or 'none'.
-    attention_scale: factor of the logits; None is the mechanism's own, 1/√H.
+    attention_scale: factor of the logits; None is the mechanism's default, 1/√H.
     query_key_norm: norm of the query and key of each head, before rotary positions:
       'rms' (Qwen3), 'rms_from_one', which stores its scales minus 1 (Qwen3-Next),
       'rms_joint', over all heads together (OLMo 2), 'l2', to length 1, or 'none'.
     short_convolution: whether queries, keys and values of a decoder's self-attention
-      are convolved with the three positions before, then SiLU (Mamba, DeltaNet).
-      With a mechanism that makes its own keys ('own_keys'), only queries are.
+      are convolved with the three previous positions, followed by SiLU (Mamba,
+      DeltaNet). With 'own_keys', only queries are.
     short_convolution_bias: whether these convolutions have biases.
-    short_convolution_activation: 'silu' follows these convolutions; 'none' is no
-      activation (Griffin).
-    output_norm: norm of the result of each head of self-attention: 'rms' (GLA,
+    short_convolution_activation: activation after these convolutions: 'silu', or
+      'none' (Griffin).
+    output_norm: norm of the output of each head of self-attention: 'rms' (GLA,
       DeltaNet), 'group', by mean and variance (RetNet), 'group_scale', the same
       without a bias (xLSTM), or 'none'; 'rms_joint_first', over all heads together
       (MiniMax-01), 'rms_grouped_first', over the heads that share a query and key; or,
       after the gate, 'rms_joint', over all heads together, or 'rms_grouped', over the
       heads that share a query and key (Mamba-2).
     output_norm_epsilon: ε of that norm; None is that of the model.
-    output_gate: 'silu' (RetNet, GLA), 'gelu_tanh' (Griffin) or 'sigmoid' (Kimi
-      Linear) of another projection of the inputs, which multiplies that result;
-      'sigmoid_head', with one number for each head (gated attention,
-      arXiv:2505.06708); 'sigmoid_first', sigmoid(x W₁) W₂, whose sigmoid is between the
-      two projections of a low rank (RWKV-7, equation 14); or 'none'.
+    output_gate: activation of another projection of the inputs, by which the output
+      of each head is multiplied: 'silu' (RetNet, GLA), 'gelu_tanh' (Griffin) or
+      'sigmoid' (Kimi Linear); 'sigmoid_head', with one number for each head (gated
+      attention, arXiv:2505.06708); 'sigmoid_first', sigmoid(x W₁) W₂, whose sigmoid
+      is between two low-rank projections (RWKV-7, equation 14); or 'none'.
     output_gate_rank: rank of that projection x W₁ W₂ (Kimi Linear, equation 10; Gated
       DeltaNet-2); None is full rank.
     exclusive: whether the component along the position's own value is removed from
-      the result of each head of self-attention (exclusive self-attention,
+      the output of each head of self-attention (exclusive self-attention,
       arXiv:2603.09078): y − (y·v)v / |v|².
     global_projections: whether the tokens of `global_indices` have separate
       projections (Longformer).
-    self_attention: whether a layer has self-attention; without it, it is a feed-forward
-      layer alone (Nemotron-H), and does not use its mechanism.
-    second_attention: a second mechanism beside it; None is none.
-    streams: n residual streams of a decoder (`models.hyper_connections`); 1 is one
-      that each sub-layer reads and adds to.
-    stream_steps: Sinkhorn's iterations for the matrix that mixes them.
-    stream_epsilon: ε in these.
+    self_attention: whether a layer has self-attention; a layer without it is a
+      feed-forward layer only (Nemotron-H), and does not use its mechanism.
+    second_attention: a second mechanism beside self-attention; None means no second
+      one.
+    streams: n, number of residual streams of a decoder (`models.hyper_connections`);
+      1 is the usual residual stream.
+    stream_steps: number of Sinkhorn iterations for the matrix that mixes the streams.
+    stream_epsilon: ε of hyper-connections.
     residual_factors: α and β of a layer's self-attention f: x becomes α·x + β·f(x).
     input_norm: whether the inputs of self-attention are normalized, with norm 'pre'.
     shared_norm: whether the feed-forward layer takes the normalized inputs of
@@ -272,7 +272,7 @@ class SlotConfig:
       turn (ModernBERT); None means no overrides.
     query_temperature: factor of a decoder's query at position t: 'steps', 1 +
       β·log(1 + ⌊t / n⌋) (Llama 4, Ministral 3); 'log', s·log(t + 1), with a trained s
-      for each head, which begins as 1 (scalable softmax, arXiv:2501.19399); or 'none'.
+      for each head, initialized to 1 (scalable softmax, arXiv:2501.19399); or 'none'.
     temperature_rate: β.
     temperature_length: n.
     rotary_theta: base of the rotary wavelengths.
@@ -280,11 +280,11 @@ class SlotConfig:
     rotary_scaling: scaling of the rotary wavelengths, for sequences longer than in
       training: {'rope_type': 'yarn', 'factor': 4.0, …}; None means no scaling.
     relative_buckets: number of distance buckets of position 't5'.
-    relative_distance: distance at which the last bucket begins.
+    relative_distance: distance at which the last bucket starts.
     disentangled: config of position 'disentangled'.
 
   Raises:
-    ValueError: two values do not fit each other.
+    ValueError: two fields are incompatible.
   """
 
   num_qk_heads: Count | None = None
@@ -342,8 +342,8 @@ class SlotConfig:
         f"then, got {self.temperature_length}"
       )
     if not is_steps:
-      place = f"query_temperature is {self.query_temperature!r}"
-      check_unread(self, ("temperature_rate",), place)
+      reason = f"query_temperature is {self.query_temperature!r}"
+      check_unread(self, ("temperature_rate",), reason)
     if (self.latent_rank is None) != (self.shared_key_dim is None):
       raise ValueError(
         "shared_key_dim: expected it with latent_rank, and only then, got "
@@ -373,7 +373,7 @@ class SlotConfig:
 
   @functools.cached_property
   def encoder(self) -> "SlotConfig":
-    """The config of an encoder's self-attention, without what only decoders have."""
+    """The config of an encoder's self-attention, without options of decoders."""
     return dataclasses.replace(
       self,
       short_convolution=False,

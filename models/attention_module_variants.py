@@ -1,4 +1,4 @@
-"""Attention modules with tables by distance, or with projections of global tokens."""
+"""Attention modules with relative position tables or projections of global tokens."""
 
 from collections.abc import Mapping
 import math
@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 from models.multi_head_attention import MultiHeadAttention
 
 SHAW_DISTANCE = 16
-"""k, beyond which all distances share a relative key, as in the paper's base model."""
+"""k, to which distances are clipped, as in the paper's base model."""
 
 
 class ShawAttention(MultiHeadAttention):
-  """Adds a trained embedding of its distance to every key, shared by the heads.
+  """Adds to each key a trained embedding of its distance, which all heads share.
 
   Paper: Self-attention with relative position representations, arXiv:1803.02155.
   """
@@ -34,8 +34,8 @@ class ShawAttention(MultiHeadAttention):
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
   ) -> dict[str, Any]:
     """Adds the table to the options of the call."""
-    own = super().options(inputs, call)
-    return {**own, "relative_keys": self.relative_keys}
+    options = super().options(inputs, call)
+    return {**options, "relative_keys": self.relative_keys}
 
 
 class DisentangledAttention(MultiHeadAttention):
@@ -43,8 +43,9 @@ class DisentangledAttention(MultiHeadAttention):
 
     scale · (q_t · k_s + q_t · K_δ(t,s) + k_s · Q_δ(t,s)),   K = P·Wk, Q = P·Wq
 
-  δ is `attention.positions.deberta_buckets`. K are relative keys of each head, and Q
-  relative queries. By default scale is 1/√(3H), or 1/√(2H) with one of both terms.
+  δ is `attention.positions.deberta_buckets`. K are the relative keys of each head, and
+  Q its relative queries. By default, scale is 1/√(3H), or 1/√(2H) with only one of the
+  last two terms.
 
   Paper: DeBERTa, equations 2 to 4, arXiv:2006.03654.
   """
@@ -52,11 +53,11 @@ class DisentangledAttention(MultiHeadAttention):
   def setup(self) -> None:
     """Creates the module and the projections of positions, if they are separate."""
     super().setup()
-    own = self.config.disentangled
-    if not own.shared_projections:
-      if "c2p" in own.terms:
+    config = self.config.disentangled
+    if not config.shared_projections:
+      if "c2p" in config.terms:
         self.position_key = self.projection(math.prod(self.projections["key"]))
-      if "p2c" in own.terms:
+      if "p2c" in config.terms:
         self.position_query = self.projection(
           math.prod(self.projections["query"])
         )
@@ -64,39 +65,39 @@ class DisentangledAttention(MultiHeadAttention):
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Replaces the embeddings `relative_embeddings` by tables of each head."""
-    return super().options(inputs, self._with_tables(call))
+    """Replaces `relative_embeddings` by tables for each head."""
+    return super().options(inputs, self._project_tables(call))
 
   @property
   def _scale(self) -> dict[str, float]:
     terms = 1 + len(self.config.disentangled.terms)
-    own = 1.0 / math.sqrt(terms * self.dims.head_dim)
-    return {"scale": own, **super()._scale}
+    scale = 1.0 / math.sqrt(terms * self.dims.head_dim)
+    return {"scale": scale, **super()._scale}
 
-  def _with_tables(self, call):
-    """Tables `[N, 2L+1, H]` in place of the embeddings from which they are projected."""
+  def _project_tables(self, call):
+    """Projects the position embeddings of a call to tables `[N, 2L+1, H]`."""
     embeddings = call["relative_embeddings"]
-    own, heads = self.config.disentangled, self.dims.num_heads
-    rows = own.rows(self.dims.max_length - 1)
-    place = "" if own.shared_projections else "position_"
-    tables = {x: y for x, y in call.items() if x != "relative_embeddings"}
+    config, heads = self.config.disentangled, self.dims.num_heads
+    rows = config.rows(self.dims.max_length - 1)
+    prefix = "" if config.shared_projections else "position_"
+    options = {x: y for x, y in call.items() if x != "relative_embeddings"}
     for term, name, option in (
       ("c2p", "key", "relative_keys"),
       ("p2c", "query", "relative_queries"),
     ):
-      if term in own.terms:
-        table = getattr(self, f"{place}{name}")(embeddings)
+      if term in config.terms:
+        table = getattr(self, f"{prefix}{name}")(embeddings)
         table = table.reshape(len(table), *self.projections[name])
         table = jnp.moveaxis(table, 1, 0)[:, rows]
-        tables[option] = jnp.repeat(table, heads // len(table), axis=0)
-    return tables
+        options[option] = jnp.repeat(table, heads // len(table), axis=0)
+    return options
 
 
 class GlobalAttention(MultiHeadAttention):
-  """Gives separate projections to global tokens, which attend to all tokens.
+  """Uses separate projections for global tokens, which attend to all tokens.
 
-  The tokens are the `global_indices` of a call, and their projections the mechanism's
-  `global_qkv`.
+  The positions of these tokens are the `global_indices` of a call. The mechanism gets
+  their projections as `global_qkv`.
 
   Paper: Longformer, section 3.1, arXiv:2004.05150.
   """
@@ -113,10 +114,10 @@ class GlobalAttention(MultiHeadAttention):
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
   ) -> dict[str, Any]:
     """Adds the global projections of all tokens to the options of the call."""
-    own = super().options(inputs, call)
-    is_asked = call.get("global_indices") is not None
-    if not (is_asked or self.is_initializing()):
-      return own
+    options = super().options(inputs, call)
+    has_global = call.get("global_indices") is not None
+    if not (has_global or self.is_initializing()):
+      return options
     heads, kv_heads = self.dims[:2]
     qkv = tuple(
       dense(inputs).reshape(*inputs.shape[:2], number, -1)
@@ -126,4 +127,4 @@ class GlobalAttention(MultiHeadAttention):
         (self.global_value, kv_heads),
       )
     )
-    return {**own, "global_qkv": qkv} if is_asked else own
+    return {**options, "global_qkv": qkv} if has_global else options

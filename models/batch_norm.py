@@ -1,4 +1,4 @@
-"""Batch norm over frames, without padding."""
+"""Batch norm over the frames that are not padding."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ MOMENTUM = 0.9
 """Decay of the running statistics per step, as in PyTorch."""
 
 EPSILON = 1e-5
-"""ε, which is added to the variance, as in PyTorch."""
+"""ε, the number added to the variance, as in PyTorch."""
 
 
 class BatchNorm(nn.Module):
@@ -21,9 +21,9 @@ class BatchNorm(nn.Module):
   running statistics, in 'batch_stats', move a tenth of the way towards them. In
   evaluation, the running statistics are used.
 
-  Under `pmap` sums and counts are added over devices and divided once. Flax's own
-  module averages the means of the devices, which differs if rows are padded
-  unevenly.
+  Under `pmap`, sums and counts are added over devices and divided once. Flax's module
+  averages the means of the devices instead, which differs if the devices have
+  different numbers of frames.
 
   Attributes:
     dtype: the dtype of the result.
@@ -53,26 +53,26 @@ class BatchNorm(nn.Module):
       axis_name: axis of a `pmap` whose devices share the rows of one batch.
     """
     size = x.shape[-1]
-    exact = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
     shape = (size,)
-    mean_of_runs = self.variable("batch_stats", "mean", jnp.zeros, shape, exact)
-    var_of_runs = self.variable("batch_stats", "var", jnp.ones, shape, exact)
+    running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, dtype)
+    running_var = self.variable("batch_stats", "var", jnp.ones, shape, dtype)
     scale = self.param("scale", nn.initializers.ones, shape, self.param_dtype)
     bias = self.param("bias", nn.initializers.zeros, shape, self.param_dtype)
-    x = x.astype(exact)
-    mean, variance = mean_of_runs.value, var_of_runs.value
+    x = x.astype(dtype)
+    mean, variance = running_mean.value, running_var.value
     if not deterministic:
       count, mean, variance = _statistics(x, mask, axis_name)
       if self.is_mutable_collection("batch_stats"):
-        for runs, now in ((mean_of_runs, mean), (var_of_runs, variance)):
-          moved = MOMENTUM * runs.value + (1 - MOMENTUM) * now
-          runs.value = jnp.where(count > 0, moved, runs.value)
-    factor = scale.astype(exact) * jax.lax.rsqrt(
-      variance.astype(exact) + EPSILON
+        for running, new in ((running_mean, mean), (running_var, variance)):
+          updated = MOMENTUM * running.value + (1 - MOMENTUM) * new
+          running.value = jnp.where(count > 0, updated, running.value)
+    factor = scale.astype(dtype) * jax.lax.rsqrt(
+      variance.astype(dtype) + EPSILON
     )
     out = (x - mean[None, None]) * factor[None, None]
-    out = out + bias.astype(exact)[None, None]
-    return out.astype(self.dtype or exact)
+    out = out + bias.astype(dtype)[None, None]
+    return out.astype(self.dtype or dtype)
 
 
 def _statistics(
@@ -80,21 +80,21 @@ def _statistics(
   mask: Bool[Array, "B T"] | None,
   axis_name: str | None,
 ) -> tuple[Float[Array, ""], Float[Array, "F"], Float[Array, "F"]]:
-  """The number of frames, and their mean and variance, which are 0 without frames."""
+  """Returns the number of frames and their mean and variance, which are 0 if none."""
 
-  def over_devices(total):
+  def sum_devices(total):
     return total if axis_name is None else jax.lax.psum(total, axis_name)
 
-  present = jnp.ones(x.shape[:2], x.dtype)
+  weights = jnp.ones(x.shape[:2], x.dtype)
   if mask is not None:
-    present = mask.astype(x.dtype)
-  count = over_devices(jnp.sum(present))
+    weights = mask.astype(x.dtype)
+  count = sum_devices(jnp.sum(weights))
   divisor = jnp.maximum(count, 1)
 
   def mean_of(values):
-    return over_devices(jnp.einsum("BTF,BT->F", values, present)) / divisor
+    return sum_devices(jnp.einsum("BTF,BT->F", values, weights)) / divisor
 
-  # Padding may hold any values, even NaN.
-  x = jnp.where(present[..., None] > 0, x, 0)
+  # Padding may contain any values, even NaN.
+  x = jnp.where(weights[..., None] > 0, x, 0)
   mean = mean_of(x)
   return count, mean, mean_of(jnp.square(x - mean[None, None]))

@@ -9,10 +9,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class _State(NamedTuple):
-  """Hypotheses by row; `step` counts the tokens that were chosen.
+  """The hypotheses of each row; `step` is the number of tokens chosen so far.
 
-  `scores` are log-probabilities of unfinished hypotheses, `finished_scores`
-  are divided by the length penalty; -inf marks an empty entry.
+  `scores` are log-probabilities of unfinished hypotheses. `finished_scores` are
+  log-probabilities divided by the length penalty; -inf marks an empty entry.
   """
 
   step: Int[Array, ""]
@@ -39,17 +39,17 @@ def beam_search(
   """Finds the continuation with the highest log P / ((5 + length) / 6)^α.
 
   Each step extends the A hypotheses of a row by every token and keeps the A most
-  likely that have not ended. Those that have ended, if they are among the A most
-  likely of all, join a pool of the A best by penalized score. A row ends when its pool
-  is full, when no unfinished hypothesis can beat the best of the pool (which changes
-  no result), or after `max_length` tokens. One beam is greedy decoding; as many beams
-  as there are sequences are an exhaustive search.
+  likely ones that have not ended. Those that have ended, and are among the A most
+  likely of all, enter a pool of the A best by penalized score. A row ends when its
+  pool is full, when no unfinished hypothesis can beat the best of the pool (which
+  changes no result), or after `max_length` tokens. One beam is greedy decoding; as many
+  beams as sequences are an exhaustive search.
 
   Args:
     decode: `(cache, tokens [B·A]) -> (logits [B·A, V], cache)`.
     logits: `[B, V]`, after the prompt of each row.
-    cache: after the prompts; every array has leading axis B. In `decode` the axis is
-      B·A, with the beams of a row adjacent.
+    cache: after the prompts; every array has leading axis B. In `decode` this axis is
+      B·A, with adjacent beams of a row.
     length_penalty: α ≥ 0.
     beam_size: A.
     max_length: L, the largest number of tokens to generate.
@@ -75,48 +75,48 @@ def beam_search(
     log_probs = jax.nn.log_softmax(state.logits.astype(state.scores.dtype))
     log_probs = log_probs.reshape(batch, beam_size, -1)
     totals = (state.scores[:, :, None] + log_probs).reshape(batch, -1)
-    # At most A of these end by each id, so at least A go on.
-    most = (1 + len(eos_ids)) * beam_size
-    values, flat = jax.lax.top_k(totals, min(most, beam_size * vocab_size))
-    parents, ids = flat // vocab_size, flat % vocab_size
+    # At most A of these end with each id, so at least A do not end.
+    width = (1 + len(eos_ids)) * beam_size
+    values, indices = jax.lax.top_k(totals, min(width, beam_size * vocab_size))
+    parents, ids = indices // vocab_size, indices % vocab_size
     tokens = jnp.where(
       steps == state.step,
       ids[:, :, None],
-      _pick(state.tokens, parents),
+      _take(state.tokens, parents),
     )
 
-    ending = jnp.isin(ids, jnp.array(eos_ids))
-    eligible = ending & (jnp.arange(ids.shape[1])[None, :] < beam_size)
-    penalised = (values / penalty(state.step + 1)).astype(values.dtype)
+    ends = jnp.isin(ids, jnp.array(eos_ids))
+    eligible = ends & (jnp.arange(ids.shape[1])[None, :] < beam_size)
+    penalized = (values / penalty(state.step + 1)).astype(values.dtype)
     finished_scores, best = jax.lax.top_k(
       jnp.concatenate(
-        [state.finished_scores, jnp.where(eligible, penalised, -jnp.inf)],
+        [state.finished_scores, jnp.where(eligible, penalized, -jnp.inf)],
         axis=1,
       ),
       beam_size,
     )
-    finished_tokens = _pick(
+    finished_tokens = _take(
       jnp.concatenate([state.finished_tokens, tokens], axis=1), best
     )
 
-    scores, best = jax.lax.top_k(jnp.where(ending, -jnp.inf, values), beam_size)
-    tokens, chosen = _pick(tokens, best), _pick(ids, best)
-    parents = _pick(parents, best)
+    scores, best = jax.lax.top_k(jnp.where(ends, -jnp.inf, values), beam_size)
+    tokens, next_tokens = _take(tokens, best), _take(ids, best)
+    parents = _take(parents, best)
 
-    # Log-probabilities only fall and the penalty only grows with length.
-    within_reach = scores[:, 0] / penalty(max_length)
+    # With length, log-probabilities only decrease and the penalty only grows.
+    upper_bound = scores[:, 0] / penalty(max_length)
     last = (
       jnp.all(jnp.isfinite(finished_scores), axis=1)
-      | (finished_scores[:, 0] >= within_reach)
+      | (finished_scores[:, 0] >= upper_bound)
       | (state.step == max_length - 1)
     )
-    # Rows that have ended stay as they are.
+    # Rows that have ended do not change.
     active = ~state.ended
     row, cell = active[:, None], active[:, None, None]
     parents = jnp.where(row, parents, jnp.arange(beam_size)[None, :])
     source_beams = (first_beam + parents).reshape(-1)
     cache = jax.tree.map(lambda x: x[source_beams], state.cache)
-    logits, cache = decode(cache, chosen.reshape(-1))
+    logits, cache = decode(cache, next_tokens.reshape(-1))
     return _State(
       step=state.step + 1,
       logits=logits,
@@ -137,7 +137,7 @@ def beam_search(
       step=jnp.int32(0),
       logits=jnp.repeat(logits, beam_size, axis=0),
       tokens=empty,
-      # All beams read the same prompt; only the first may branch from it.
+      # All beams have the same prompt, so only the first one is extended.
       scores=no_score.at[:, 0].set(0.0),
       finished_tokens=empty,
       finished_scores=no_score,
@@ -158,7 +158,7 @@ def beam_search(
   )
 
 
-def _pick(array: Array, places: Int[Array, "B A"]) -> Array:
-  """Rows of `array [B, C, …]` at `places` of its second axis."""
-  places = places.reshape(*places.shape, *(1,) * (array.ndim - 2))
-  return jnp.take_along_axis(array, places, axis=1)
+def _take(array: Array, indices: Int[Array, "B A"]) -> Array:
+  """Selects entries of `array [B, C, …]` along its second axis."""
+  indices = indices.reshape(*indices.shape, *(1,) * (array.ndim - 2))
+  return jnp.take_along_axis(array, indices, axis=1)

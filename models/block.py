@@ -28,16 +28,16 @@ Gates = Mapping[str, Array]
 class Block(nn.Module):
   """A layer: self-attention, optional cross-attention and a feed-forward network.
 
-  A layer may also have a second attention beside self-attention (Falcon-H1), or either
-  sub-layer alone (Nemotron-H).
+  A layer may also have a second attention beside self-attention (Falcon-H1), or only
+  one of self-attention and feed-forward network (Nemotron-H).
 
   Each is a residual sub-layer: norm(x + dropout(f(x))) with norm 'post',
   x + dropout(f(norm(x))) with norm 'pre', x + dropout(norm(f(x))) with 'output',
   x + dropout(norm(f(norm(x)))) with 'sandwich', and norm(x) + dropout(f(norm(x)))
   with 'residual'. The two terms may have factors. Parallel sub-layers all take the
-  layer's input, and their sum is added to it. The last kernel of each is initialized
-  smaller by 1/√(number of sub-layers), so that the residual stream has about the
-  same scale at any depth (GPT-2, section 2.3).
+  layer's input, and their sum is added to it. The initial values of the last kernel of
+  each are scaled by 1/√(number of sub-layers), so that the residual stream has about
+  the same scale at any depth (GPT-2, section 2.3).
 
   Attributes:
     config: the config of the model.
@@ -58,7 +58,7 @@ class Block(nn.Module):
   attend: Callable[..., Array] = apply_mechanism
 
   def setup(self) -> None:
-    """Makes the sub-layers and their norms."""
+    """Creates the sub-layers and their norms."""
     config = self.config
     out_scale = 1.0 / math.sqrt(len(self.sublayers) * config.num_layers)
     module_config = config.slot
@@ -93,7 +93,7 @@ class Block(nn.Module):
       self.mlp = network(config, out_scale)
     for name in self.sublayers:
       if name == "second_attention":
-        continue  # It has the inputs of self-attention.
+        continue  # It takes the normalized inputs of self-attention.
       is_first = name == "self_attention"
       if (
         module_config.input_norm if is_first else not module_config.shared_norm
@@ -109,19 +109,19 @@ class Block(nn.Module):
   def sublayers(self) -> tuple[str, ...]:
     """The names of the sub-layers, in order."""
     slot = self.config.slot
-    has = {
+    exists = {
       "self_attention": slot.self_attention,
       "second_attention": slot.second_attention is not None,
       "cross_attention": self.cross_mechanism is not None,
       "mlp": self.config.mlp_features > 0,
     }
-    return tuple(name for name in has if has[name])
+    return tuple(name for name in exists if exists[name])
 
   @property
   def shares_gates(self) -> bool:
     """Whether self-attention takes the gates of an earlier layer."""
-    has_any = self.config.slot.self_attention
-    return has_any and self.self_attention.attention.shares_gates
+    has_attention = self.config.slot.self_attention
+    return has_attention and self.self_attention.attention.shares_gates
 
   @nn.nowrap
   def make_attention(
@@ -171,9 +171,9 @@ class Block(nn.Module):
   ) -> Any:
     """Applies the layer to whole sequences; `call` has options of self-attention.
 
-    With several residual streams `x` and the result are `[B, T, n, F]`. With
-    `shared_gates`, the gates of the nearest layer before, it also returns those for the
-    next layer.
+    With several residual streams, `x` and the result are `[B, T, n, F]`. With
+    `shared_gates`, the gates of the nearest earlier layer, it also returns the gates
+    for the next layer.
     """
     call |= {"positions": positions, "mask": mask, "is_causal": is_causal}
 
@@ -211,17 +211,17 @@ class Block(nn.Module):
     shared_gates: Gates | None = None,
     **tables: Float[Array, "N D"],
   ) -> Any:
-    """Applies the layer to the next position, or to the first ones of a sequence.
+    """Applies the layer to the next position, or to the prompt of a sequence.
 
     Args:
       x: `[B, P, F]`; P = 1 for the next position.
-      positions: `[B, 1]`, or `[1, P]` for the first ones.
+      positions: `[B, 1]`, or `[1, P]` for a prompt.
       memory_mask: `[B, 1, 1, S]`, the visible positions of the memory.
-      lengths: `[B]`, how many of the first positions enter the cache; None for the
-        next position.
+      lengths: `[B]`, the number of positions of the prompt to store in the cache; None
+        for the next position.
       ids: `[B, P]`, for a router's table.
       shared_gates: as in a call.
-      **tables: biases of self-attention by distance.
+      **tables: relative position tables of self-attention.
     """
     next_gates = None if shared_gates is None else dict(shared_gates)
 
@@ -244,9 +244,9 @@ class Block(nn.Module):
     positions: Any,
     next_gates: dict[str, Array] | None,
   ) -> Gates | None:
-    """The gates of a module; those that self-attention makes enter `next_gates`.
+    """Returns the gates of a module, or None to let the module compute them.
 
-    None leaves them to the module.
+    Gates that self-attention computes are stored in `next_gates`.
     """
     if next_gates is None:
       return None
@@ -281,10 +281,10 @@ class Block(nn.Module):
       return attend(module, module.config.input_factor * x)
 
     def residual(name, x):
-      # A sub-layer without a norm has the identity.
-      has_first = name == "second_attention" or module_config.shared_norm
-      first = "self_attention" if has_first else name
-      norm = getattr(self, f"{first}_norm", lambda x: x)
+      shares_norm = name == "second_attention" or module_config.shared_norm
+      owner = "self_attention" if shares_norm else name
+      # A sub-layer without a norm uses the identity.
+      norm = getattr(self, f"{owner}_norm", lambda x: x)
       out = sublayer(name, norm(x) if kind in ("pre", "sandwich") else x)
       if kind == "sandwich":
         norm = getattr(self, f"{name}_out_norm")
@@ -299,21 +299,21 @@ class Block(nn.Module):
       "mlp": self.config.mlp.mlp_residual_factors,
     }
     if self.config.second is not None:
-      _, new = self.config.second.slot.residual_factors
-      factors["second_attention"] = (1.0, new)
+      _, beta = self.config.second.slot.residual_factors
+      factors["second_attention"] = (1.0, beta)
     inputs = x
     for name in self.sublayers:
       if module_config.streams > 1:
-        own, merged = getattr(self, f"{name}_streams")(x)
-        x = merged(residual(name, own))
+        inputs, merge = getattr(self, f"{name}_streams")(x)
+        x = merge(residual(name, inputs))
         continue
       if kind == "residual":
         x = getattr(self, f"{name}_norm")(x)
-      own, new = factors.get(name, (1.0, 1.0))
-      # A second attention has the inputs of the first.
+      alpha, beta = factors.get(name, (1.0, 1.0))
+      # A second attention takes the inputs of the first.
       inputs = x if name != "second_attention" else inputs
       out = residual(name, inputs)
-      x = own * x + new * out
+      x = alpha * x + beta * out
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
     return x
@@ -326,7 +326,7 @@ def apply_layers(
   remat: str,
   **call: Any,
 ) -> Float[Array, "B T F"]:
-  """Applies layers to whole sequences, with rematerialization as `remat` says."""
+  """Applies layers to whole sequences; `remat` 'block' recomputes each of them."""
   blocks = list(blocks)
   shared_gates = first_gates(blocks)
 
@@ -343,5 +343,5 @@ def apply_layers(
 
 
 def first_gates(blocks: Iterable[Any]) -> Gates | None:
-  """The `shared_gates` of the first layer: None if no layer shares gates."""
+  """Returns the `shared_gates` of the first layer, or None if no layer shares gates."""
   return {} if any(block.shares_gates for block in blocks) else None

@@ -1,7 +1,7 @@
 """The config of a Transformer: a frozen dataclass that validates itself.
 
-Every fault is a ValueError of one line that starts with the name of the field,
-raised when the config is made: before data is read and before anything compiles.
+An invalid config raises a ValueError of one line that starts with the name of the
+field, before data is read and before anything compiles.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ ACTIVATIONS = {
   "silu": jax.nn.silu,
   "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
-"""`activation` -> its function."""
+"""Maps `activation` to its function."""
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2"]
 
@@ -58,7 +58,7 @@ POSITIONS = {
   **dict.fromkeys(("learned", "rotary", "t5", "alibi", "shaw", "none")),
   "disentangled": None,
 }
-"""`position` -> the function whose result is added to embeddings, or None."""
+"""Maps `position` to the function whose result is added to embeddings, or None."""
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -80,8 +80,8 @@ _FIELDS = {
 class ModelConfig:
   """An encoder-decoder, decoder or encoder Transformer.
 
-  In files and commands the fields of `slot`, `mlp`, `embedding` and `output` may be given
-  without their section, and in Python by `models.nested`.
+  Config files and commands may give the fields of `slot`, `mlp`, `embedding` and
+  `output` without their section, as may Python code with `models.nested`.
 
   Attributes:
     kind: 'encoder_decoder', 'decoder' or 'encoder'.
@@ -91,20 +91,20 @@ class ModelConfig:
     num_kv_heads: K, key/value heads, each shared by N/K query heads; None is N.
     head_dim: H; None is features / N.
     features: F, width of the residual stream.
-    mlp_features: width inside the feed-forward layers; 0 is none (Mamba-2).
+    mlp_features: hidden width of the feed-forward layers; 0 means none (Mamba-2).
     activation: the activation of the feed-forward layers: 'relu' (Vaswani), 'gelu'
       (x·Φ(x)), 'gelu_tanh' (its approximation by tanh, GPT-2), 'silu', 'relu2'
       (max(x, 0)², Primer), or 'package.module:function'.
-    gated: the activation multiplies a second projection (Shazeer 2020).
-    parallel: attention and feed-forward layer take the same input, and both
-      outputs are added to it (GPT-NeoX).
+    gated: whether the activation multiplies a second projection (Shazeer 2020).
+    parallel: whether attention and feed-forward layer take the same input, to which
+      both outputs are added (GPT-NeoX).
     dropout_rate: the dropout rate of sub-layer outputs and of embedding sums, as in the
       paper.
     attention_dropout_rate: the dropout rate of attention weights.
     position: 'sinusoidal' (Vaswani) or 'learned', added to the embeddings;
       'rotary' (Su), 't5', 'alibi', 'shaw' or 'disentangled' (DeBERTa) within
-      self-attention; 'none'; or
-      'package.module:function' of `(positions, features)`, which is added.
+      self-attention; 'none'; or 'package.module:function' of
+      `(positions, features)`, whose result is added to the embeddings.
     norm: 'post' as in the paper, 'pre' with one more norm at the end, 'output',
       which normalizes the output of each sub-layer (OLMo 2), 'sandwich', which is
       'pre' and 'output' together (Gemma 2), or 'residual', which is 'pre' with the
@@ -113,13 +113,14 @@ class ModelConfig:
       without a mean or bias, 'rms_from_one', which stores its scales minus 1
       (Gemma), or 'package.module:Norm' of a Linen module.
     norm_epsilon: ε, which a norm adds to the variance.
-    head: 'tokens', logits of every position; 'class', logits of the first
-      position alone; or 'hidden', the features of every position.
-    tie_embeddings: the softmax shares the embedding table of the target, and also
-      that of the source if they share a vocabulary.
+    head: 'tokens', logits of every position; 'class', logits of only the first
+      position; or 'hidden', the features of every position.
+    tie_embeddings: whether the softmax shares the embedding table of the target, and
+      also that of the source if they share a vocabulary.
     remat: 'block' stores only the input of each layer and recomputes the rest in the
       backward pass; 'none' stores everything.
-    dtype: the dtype of activations; logits and softmax are float32, or float64 if it is.
+    dtype: the dtype of activations; logits and softmax are float32, or float64 with
+      dtype 'float64'.
     param_dtype: the dtype of parameters.
     encoder_attention: mechanism of the encoder's self-attention, or several that
       layers take in turn; None is dense.
@@ -133,7 +134,7 @@ class ModelConfig:
     output: the head.
 
   Raises:
-    ValueError: two values do not fit each other.
+    ValueError: two fields are incompatible.
   """
 
   kinds: ClassVar[tuple[str, ...]] = KINDS
@@ -179,14 +180,14 @@ class ModelConfig:
       (self, "activation"),
       (self.output, "transform_activation"),
     ):
-      self._check_named(
+      self._check_function(
         field,
         ACTIVATIONS,
         "function",
         lambda f: jax.eval_shape(f, jax.ShapeDtypeStruct((2, 2), "float32")),
         config,
       )
-    self._check_named(
+    self._check_function(
       "position",
       POSITIONS,
       "function",
@@ -195,7 +196,7 @@ class ModelConfig:
         jax.ShapeDtypeStruct((2, 2), "int32"),
       ),
     )
-    self._check_named(
+    self._check_function(
       "norm_kind",
       NORM_KINDS,
       "Norm",
@@ -210,7 +211,7 @@ class ModelConfig:
 
   @property
   def layout(self) -> str:
-    """The layout of its batches, which is its kind."""
+    """The layout of batches, which equals the kind."""
     return self.kind
 
   @property
@@ -220,12 +221,12 @@ class ModelConfig:
 
   @property
   def vocab_size(self) -> int | None:
-    """The size of its vocabulary, if larger than its task's."""
+    """The size of the vocabulary, if larger than the task's."""
     return self.embedding.vocab_size
 
   @property
   def max_length(self) -> int | None:
-    """The longest sequence, if longer than its task's."""
+    """The largest length, if larger than the task's."""
     return self.embedding.max_length
 
   @property
@@ -259,7 +260,7 @@ class ModelConfig:
     return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
   def dims(self, max_length: int) -> Dims:
-    """The dimensions from which a mechanism makes its variables and caches."""
+    """The dimensions from which a mechanism creates its variables and caches."""
     return Dims(
       self.num_heads,
       self.kv_heads,
@@ -273,16 +274,16 @@ class ModelConfig:
   def attentions(self) -> dict[str, tuple[AttentionConfig, ...]]:
     """The mechanisms of each attention field, which layers take in turn."""
     return {
-      field: chosen if isinstance(chosen, tuple) else (chosen,)
+      field: value if isinstance(value, tuple) else (value,)
       for field in _FIELDS[self.layout]
-      for chosen in [getattr(self, field)]
+      for value in [getattr(self, field)]
     }
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every layer to which the field applies."""
-    chosen = self.attentions[field]
+    """The mechanism of each layer to which the field applies."""
+    mechanisms = self.attentions[field]
     return tuple(
-      chosen[i % len(chosen)] for i in range(self._layers_with(field))
+      mechanisms[i % len(mechanisms)] for i in range(self._layers_with(field))
     )
 
   def _layers_with(self, field: str) -> int:
@@ -292,7 +293,7 @@ class ModelConfig:
 
   @functools.cached_property
   def cycle(self) -> tuple["ModelConfig", ...]:
-    """The config of each layer of a decoder or encoder, up to where they repeat."""
+    """The configs of the layers of a decoder or encoder, until they repeat."""
     stack, overrides = self._overrides
     if overrides is None:
       return (self,)
@@ -300,81 +301,81 @@ class ModelConfig:
     period = math.lcm(len(overrides), len(mechanisms))
     configs = []
     for layer in range(min(period, self.num_layers)):
-      place = layer % len(overrides)
+      index = layer % len(overrides)
       try:
-        one = nested.replace(
+        config = nested.replace(
           self,
           decoder_around=None,
           encoder_around=None,
           **{f"{stack}_attention": mechanisms[layer % len(mechanisms)]},
-          **overrides[place].changes,
+          **overrides[index].changes,
         )
       except ValueError as error:
-        raise ValueError(f"{stack}_around[{place}].{error}") from None
-      configs.append(one)
+        raise ValueError(f"{stack}_around[{index}].{error}") from None
+      configs.append(config)
     return tuple(configs)
 
   @functools.cached_property
   def second(self) -> "ModelConfig | None":
-    """The config of the second attention of a layer; None without one."""
-    own = self.slot.second_attention
-    if own is None:
+    """The config of the second attention of a layer, or None."""
+    second = self.slot.second_attention
+    if second is None:
       return None
     return nested.replace(
       self,
       decoder_around=None,
-      decoder_attention=own.mechanism,
-      **{**own.around.changes, "second_attention": None},
+      decoder_attention=second.mechanism,
+      **{**second.around.changes, "second_attention": None},
     )
 
   @property
   def encoder_configs(self) -> tuple["ModelConfig", ...]:
-    """The config of every layer of the encoder."""
+    """The config of each layer of the encoder."""
     cycle = self.cycle
     return tuple(cycle[i % len(cycle)] for i in range(self.num_layers))
 
   @property
   def decoder_configs(self) -> tuple["ModelConfig", ...]:
-    """The config of every layer of the decoder."""
+    """The config of each layer of the decoder."""
     number = self.num_decoder_layers or self.num_layers
     return tuple(self.cycle[i % len(self.cycle)] for i in range(number))
 
   @property
   def _overrides(self):
-    """The stack whose layers may differ, and the overrides of each."""
+    """The stack whose layers may have overrides, and these overrides."""
     if self.layout == "encoder":
       return "encoder", self.slot.encoder_around
     return "decoder", self.decoder_around
 
-  def _check_named(self, field, known, kind, call, config=None):
-    """Checks a field that is a known name or an import path, which it tries out."""
+  def _check_function(self, field, table, kind, probe, config=None):
+    """Checks a field with a known name, or an import path, which `probe` calls."""
     name = getattr(config or self, field)
-    if name is None or name in known:
+    if name is None or name in table:
       return
     try:
-      found = resolve(name, known, kind)
+      function = resolve(name, table, kind)
     except ValueError as error:
       raise ValueError(f"{field}: {error}") from None
     try:
-      call(found)
-    # Someone else's code may raise any exception.
+      probe(function)
+    # User code may raise any exception.
     except Exception as error:
-      told = failure_location(error, name)
-      raise ValueError(f"{field}: {name} raised {told}") from None
+      failure = failure_location(error, name)
+      raise ValueError(f"{field}: {name} raised {failure}") from None
 
   def _check_attentions(self):
     for field in NEEDS:
-      chosen = getattr(self, field)
+      value = getattr(self, field)
       if field not in _FIELDS[self.layout]:
-        if chosen is not None:
-          got = names(chosen if isinstance(chosen, tuple) else (chosen,))
+        if value is not None:
+          got = names(value if isinstance(value, tuple) else (value,))
           raise ValueError(
             f"{field}: kind {self.kind!r} has no such layer; expected a config "
             f"without this field, got {got}"
           )
-      elif chosen is None:
+      elif value is None:
         object.__setattr__(self, field, AttentionConfig("dense"))
-      elif chosen == ():
+      elif value == ():
         raise ValueError(f"{field}: expected at least one mechanism, got none")
     for field, mechanisms in self.attentions.items():
       if len(mechanisms) > self._layers_with(field):
@@ -403,7 +404,7 @@ class ModelConfig:
         for name, number in shared.items():
           if number not in (None, self.num_heads):
             raise ValueError(
-              f"{name}: {config.name} makes a key and a value for every head; "
+              f"{name}: {config.name} computes a key and a value for each head; "
               f"expected None, got {number}"
             )
 
@@ -413,7 +414,7 @@ class ModelConfig:
       return
     if not overrides:
       raise ValueError(
-        f"{stack}_around: expected at least one choice, got none"
+        f"{stack}_around: expected at least one override, got none"
       )
     for i, override in enumerate(overrides):
       if override.position and self.position not in ("rotary", "none"):
@@ -426,11 +427,11 @@ class ModelConfig:
           f"{stack}_around[{i}].norm: expected None with norm 'post' of the model, "
           f"got {override.norm!r}"
         )
-      # One table serves the heads of all layers.
+      # All layers share one table, with an entry for each head.
       if override.num_heads and self.position in ("t5", "alibi"):
         raise ValueError(
           f"{stack}_around[{i}].num_heads: expected None with position "
           f"{self.position!r}, whose table all layers share, got "
           f"{override.num_heads}"
         )
-    _ = self.cycle  # It checks every layer.
+    _ = self.cycle  # Checks the config of each layer.

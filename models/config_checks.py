@@ -1,6 +1,6 @@
-"""Checks of a Transformer's config: fields that do not fit each other.
+"""Checks that the fields of a Transformer's config are compatible.
 
-Each fault is a ValueError of one line that starts with the name of the field.
+A failed check raises a ValueError of one line that starts with the name of the field.
 """
 
 from typing import TYPE_CHECKING
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 def check_sublayers(config: "ModelConfig") -> None:
-  """Checks which sub-layers there are, and their second attention."""
+  """Checks the fields that choose the sub-layers of a layer."""
   slot = config.slot
   if config.layout != "decoder":
     fields = "self_attention", "second_attention"
     check_unread(slot, fields, f"kind is {config.kind!r}")
   if not slot.self_attention:
-    is_alone = "self_attention is False"
-    check_unread(slot, ("second_attention", "shared_norm"), is_alone)
+    reason = "self_attention is False"
+    check_unread(slot, ("second_attention", "shared_norm"), reason)
     has_mlp = config.mlp_features > 0
-    check(config, "mlp_features", has_mlp, f"at least 1 where {is_alone}")
+    check(config, "mlp_features", has_mlp, f"at least 1 where {reason}")
   if slot.second_attention is not None:
     is_plain = config.position in ("rotary", "none")
-    have = "with second_attention"
-    check(config, "position", is_plain, f"'rotary' or 'none' {have}")
-    check(config, "norm", config.norm == "pre", f"'pre' {have}")
-    check(config, "parallel", not config.parallel, f"False {have}")
+    condition = "with second_attention"
+    check(config, "position", is_plain, f"'rotary' or 'none' {condition}")
+    check(config, "norm", config.norm == "pre", f"'pre' {condition}")
+    check(config, "parallel", not config.parallel, f"False {condition}")
     try:
       _ = config.second
     except ValueError as error:
@@ -36,7 +36,7 @@ def check_sublayers(config: "ModelConfig") -> None:
 
 
 def check_heads(config: "ModelConfig") -> None:
-  """Checks that the numbers of heads divide each other."""
+  """Checks that numbers of heads are divisible by each other."""
   heads, shared = config.num_heads, config.slot.num_qk_heads
   if config.head_dim is None and config.features % heads:
     raise ValueError(
@@ -87,11 +87,11 @@ def check_positions(config: "ModelConfig") -> None:
       "features: sinusoidal positions pair sines and cosines and need an "
       f"even width, got {config.features}"
     )
-  is_position = f"position is {config.position!r}"
+  reason = f"position is {config.position!r}"
   if config.position == "disentangled":
-    check_unread(config.slot, ("global_projections",), is_position)
+    check_unread(config.slot, ("global_projections",), reason)
   else:
-    check_unread(config.slot, ("disentangled",), is_position)
+    check_unread(config.slot, ("disentangled",), reason)
   if config.position == "t5":
     slot = config.slot
     options = {"num_buckets": slot.relative_buckets}
@@ -102,25 +102,25 @@ def check_positions(config: "ModelConfig") -> None:
       raise ValueError(f"relative_distance: {error}") from None
   else:
     fields = "relative_buckets", "relative_distance"
-    check_unread(config.slot, fields, is_position)
+    check_unread(config.slot, fields, reason)
   if config.position != "learned":
     fields = "position_offset", "position_padding", "position_skips_masked"
-    check_unread(config.embedding, fields, is_position)
+    check_unread(config.embedding, fields, reason)
 
 
 def check_unread_fields(config: "ModelConfig") -> None:
   """Raises ValueError if a field is set that this model never reads."""
-  is_kind = f"kind is {config.kind!r}"
+  kind = f"kind is {config.kind!r}"
   if config.layout != "encoder_decoder":
-    check_unread(config, ("num_decoder_layers",), is_kind)
+    check_unread(config, ("num_decoder_layers",), kind)
   if config.layout != "encoder":
-    check_unread(config, ("head",), is_kind)
+    check_unread(config, ("head",), kind)
     fields = "position_padding", "token_types"
-    check_unread(config.embedding, fields, is_kind)
-    check_unread(config.slot, ("global_projections",), is_kind)
+    check_unread(config.embedding, fields, kind)
+    check_unread(config.slot, ("global_projections",), kind)
   else:
     fields = "short_convolution", "query_temperature"
-    check_unread(config.slot, fields, is_kind)
+    check_unread(config.slot, fields, kind)
   if not config.gated:
     fields = "gate_factor", "gate_slope", "gate_limit", "gate_offset"
     check_unread(config.mlp, fields, "gated is False")
@@ -136,17 +136,17 @@ def check_unread_fields(config: "ModelConfig") -> None:
     check_unread(config.slot, ("residual_factors",), "there are streams")
     check_unread(config.mlp, ("mlp_residual_factors",), "there are streams")
   if config.layout != "decoder":
-    check_unread(config.slot, ("streams",), is_kind)
-    check_unread(config.mlp, ("router_table",), is_kind)
-    check_unread(config, ("decoder_around",), is_kind)
-    check_unread(config.embedding, ("position_skips_masked",), is_kind)
+    check_unread(config.slot, ("streams",), kind)
+    check_unread(config.mlp, ("router_table",), kind)
+    check_unread(config, ("decoder_around",), kind)
+    check_unread(config.embedding, ("position_skips_masked",), kind)
   if config.kind != config.layout:
-    check_unread(config.embedding, ("embedding_dim",), is_kind)
+    check_unread(config.embedding, ("embedding_dim",), kind)
   if config.kind != "encoder":
-    check_unread(config.slot, ("encoder_around",), is_kind)
+    check_unread(config.slot, ("encoder_around",), kind)
   if config.norm != "pre":
-    is_norm = f"norm is {config.norm!r}"
-    check_unread(config.slot, ("input_norm", "shared_norm"), is_norm)
+    norm = f"norm is {config.norm!r}"
+    check_unread(config.slot, ("input_norm", "shared_norm"), norm)
   if not config.parallel:
     check_unread(config.slot, ("shared_norm",), "parallel is False")
   if config.head == "tokens":

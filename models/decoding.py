@@ -1,4 +1,4 @@
-"""Greedy decoding, sampling and beam search, each one compiled loop."""
+"""Greedy decoding, sampling and beam search, each as one compiled loop."""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -57,9 +57,9 @@ def generate(
 ) -> Generated:
   """Generates a batch of sequences token by token from the mechanisms' caches.
 
-  Decoding is one loop, compiled once per model and shapes, that stops when every
-  sequence has ended. The encoder runs once. A sequence ends with `eos_id` or after
-  `max_length` tokens, and no sequence depends on the others in its batch.
+  Decoding is one loop, which is compiled once for a model and shapes and stops when all
+  sequences have ended. The encoder runs once. A sequence ends with `eos_id` or after
+  `max_length` tokens, and does not depend on the others in its batch.
 
   Args:
     model: from `create`, with a decoder.
@@ -67,7 +67,7 @@ def generate(
     source: `[B, S]`, ids of the encoder; for an encoder-decoder.
     source_mask: `[B, S]`, as in `Transformer.__call__`.
     prompt: `[B, P]`, the first ids of the decoder, including the start symbol; None
-      is only `bos_id`.
+      means only `bos_id`.
     prompt_length: `[B]`, the length of each prompt; None is P.
     max_length: the largest number of tokens to generate.
     bos_id: starts a sequence without a prompt.
@@ -79,7 +79,7 @@ def generate(
     top_k: samples from the k most likely tokens, for 'sample'; None is all.
     beam_size: hypotheses per sequence, for 'beam'.
     length_penalty: α in log P / ((5 + length) / 6)^α, for 'beam'.
-    rng: key, for 'sample'.
+    rng: random key, for 'sample'.
     **embedded: further inputs of the model that belong to the prompt.
 
   Returns:
@@ -87,7 +87,7 @@ def generate(
 
   Raises:
     ValueError: the model or a mechanism cannot generate, an id is outside its
-      vocabulary, or two arguments do not fit each other.
+      vocabulary, or two arguments are incompatible.
 
   Cost: one call on the prompts and max_length steps of the decoder; beams share one
   copy of the encoder's keys and values.
@@ -195,8 +195,8 @@ def _source(model: Model, source: Any, source_mask: Array | None) -> Any:
   if source is None or not size:
     return source
   check_ids("source", source)
-  shown = source != PAD_ID if source_mask is None else source_mask
-  return known_ids("source", source, size, shown)
+  unmasked = source != PAD_ID if source_mask is None else source_mask
+  return known_ids("source", source, size, unmasked)
 
 
 def _prompt(
@@ -208,7 +208,7 @@ def _prompt(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Checks the prompt `[B, P]` and its lengths `[B]`, and fills in defaults.
 
-  Without `vocab_size`, ids are not checked and the model gets them as they are.
+  Without `vocab_size`, ids are passed to the model without checks.
   """
   if prompt is None:
     if prompt_length is not None:
@@ -233,8 +233,8 @@ def _prompt(
       f"{lengths.tolist()}"
     )
   if vocab_size is not None:
-    shown = np.arange(longest)[None] < lengths[:, None]
-    ids = known_ids("prompt", ids, vocab_size, shown)
+    unmasked = np.arange(longest)[None] < lengths[:, None]
+    ids = known_ids("prompt", ids, vocab_size, unmasked)
   return np.asarray(ids, np.int32), lengths
 
 
@@ -283,9 +283,13 @@ def _run(
   memory = state.get("memory", {})
 
   def call(method, cache, *arguments, **options):
-    now: dict[str, Any] = {**variables, "memory": memory, "cache": cache}
+    collections: dict[str, Any] = {
+      **variables,
+      "memory": memory,
+      "cache": cache,
+    }
     logits, new = model.apply(
-      now, *arguments, **options, method=method, mutable=["cache"]
+      collections, *arguments, **options, method=method, mutable=["cache"]
     )
     return logits, new["cache"]
 
@@ -312,8 +316,8 @@ def _run(
       return jnp.argmax(logits, axis=-1)
     largest, ids = jax.lax.top_k(logits, top_k)
     key = jax.random.fold_in(rng, step)
-    drawn = jax.random.categorical(key, largest / temperature)
-    return jnp.take_along_axis(ids, drawn[:, None], axis=1)[:, 0]
+    sample = jax.random.categorical(key, largest / temperature)
+    return jnp.take_along_axis(ids, sample[:, None], axis=1)[:, 0]
 
   return _extend(decode, logits, cache, choose, **sizes)
 
@@ -326,7 +330,7 @@ def _read_prompt(
   prompt_length: Int[Array, "B"],
   embedded: Mapping[str, Array],
 ) -> tuple[Array, Any]:
-  """The logits after every prompt, and the cache that remembers it.
+  """Computes the logits after each prompt, and the cache with the prompts.
 
   A Transformer reads a prompt in one call, a recurrent model one id at a time.
   """
@@ -341,14 +345,14 @@ def _read_prompt(
       return new, None
     return where_rows(t < prompt_length, new, carry), None
 
-  # Every prompt has a first id.
+  # Every prompt has at least one id.
   first, _ = step((None, cache), (0, prompt[:, 0]))
   rest = (jnp.arange(1, prompt.shape[1]), prompt[:, 1:].T)
   return jax.lax.scan(step, first, rest)[0]
 
 
 class _State(NamedTuple):
-  """One sequence per row; `step` counts the tokens that were chosen."""
+  """The sequence of each row; `step` is the number of tokens chosen so far."""
 
   step: Int[Array, ""]
   logits: Float[Array, "B V"]
@@ -373,17 +377,17 @@ def _extend(
   steps = jnp.arange(max_length)[None, :]
 
   def body(state: _State) -> _State:
-    chosen = choose(state.logits, state.step).astype(jnp.int32)
+    next_tokens = choose(state.logits, state.step).astype(jnp.int32)
     log_probs = jax.nn.log_softmax(state.logits.astype(state.scores.dtype))
-    score = jnp.take_along_axis(log_probs, chosen[:, None], axis=1)[:, 0]
+    score = jnp.take_along_axis(log_probs, next_tokens[:, None], axis=1)[:, 0]
     mask = (steps == state.step) & ~state.ended[:, None]
-    ends = jnp.isin(chosen, jnp.array(eos_ids, jnp.int32))
+    ends = jnp.isin(next_tokens, jnp.array(eos_ids, jnp.int32))
     last = ends | (state.step == max_length - 1)
-    logits, cache = decode(state.cache, chosen)
+    logits, cache = decode(state.cache, next_tokens)
     return _State(
       step=state.step + 1,
       logits=logits,
-      tokens=jnp.where(mask, chosen[:, None], state.tokens),
+      tokens=jnp.where(mask, next_tokens[:, None], state.tokens),
       scores=state.scores + jnp.where(state.ended, 0.0, score),
       ended=state.ended | last,
       cache=cache,

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 def depthwise(
   x: Float[Array, "B *P F"], kernel: Float[Array, "*W F"]
 ) -> Float[Array, "B *P F"]:
-  """y[p, f] = Σ_w k[w, f] · x[p + w − ⌊W/2⌋, f], zeros outside.
+  """y[p, f] = Σ_w k[w, f] · x[p + w − ⌊W/2⌋, f], with x = 0 outside of its positions.
 
   The kernel has one axis of odd size for each axis of positions. The convolution is
   computed as a sum of shifted copies, which on a CPU is faster than XLA's grouped
@@ -20,19 +20,19 @@ def depthwise(
     x: `[B, …, F]`.
     kernel: `[W, …, F]`.
 
-  Cost: time B·P·F for each entry of a filter, memory B·P·F; once compiled, the
-  copies are never materialized.
+  Cost: time B·P·F for each entry of a filter, memory B·P·F; compiled programs never
+  materialize the copies.
   """
   sides = kernel.shape[:-1]
   padding = [(0, 0), *((side // 2, side // 2) for side in sides), (0, 0)]
   padded = jnp.pad(x, padding)
   out = jnp.zeros(x.shape, jnp.result_type(x, kernel))
-  for place in itertools.product(*map(range, sides)):
+  for offsets in itertools.product(*map(range, sides)):
     window = tuple(
       slice(start, start + length)
-      for start, length in zip(place, x.shape[1:-1], strict=True)
+      for start, length in zip(offsets, x.shape[1:-1], strict=True)
     )
-    filters = kernel[place].reshape(*[1] * (x.ndim - 1), -1)
+    filters = kernel[offsets].reshape(*[1] * (x.ndim - 1), -1)
     out += padded[(slice(None), *window)] * filters
   return out
 
@@ -41,7 +41,7 @@ class Depthwise(nn.Module):
   """A depthwise convolution with a trained kernel and without a bias.
 
   Attributes:
-    sides: the sides of the kernel, which are odd.
+    sides: the sizes of the kernel's axes, which are odd.
     dtype: the dtype of activations.
     param_dtype: the dtype of the kernel, which is drawn from N(0, 1/entries).
   """

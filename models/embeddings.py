@@ -25,9 +25,9 @@ def token_table(
 
   Embeddings are multiplied by √F (Vaswani). With a standard deviation of 1/√F, a
   tied softmax would predict its own input with a logit near √F: the first loss would
-  be 7.6 instead of 4.2 at vocabulary 65, and still be larger after 300 steps. Ids are
-  looked up, not multiplied as one-hot rows, which with gradients is 15 times as fast
-  on a CPU at vocabulary 100 and 500 times at 8,000.
+  be 7.6 instead of 4.2 at vocabulary 65, and still be larger after 300 steps. Ids
+  index the table. On a CPU, with gradients, this is 15 times as fast as products of
+  one-hot rows at vocabulary 100, and 500 times at 8,000.
   """
   return nn.Embed(
     size,
@@ -76,4 +76,4 @@ def sinusoidal(
 ADDED: Mapping[str, Callable[..., Array]] = types.MappingProxyType(
   {"sinusoidal": sinusoidal}
 )
-"""`position` of a config -> `(positions [B, T], F) -> [B, T, F]`, added to embeddings."""
+"""Maps `position` to `(positions [B, T], F) -> [B, T, F]`, added to embeddings."""

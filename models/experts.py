@@ -18,10 +18,10 @@ class Experts(nn.Module):
   """y = Σ_{e ∈ top k} w_e(x) · FFN_e(x) + FFN_shared(x), without dropped tokens.
 
   A router computes scores s = softmax(x·Wr) or sigmoid(x·Wr) in float32 or more. It
-  chooses k experts by s + b, within the best groups of experts, and their weights
-  w are their scores s without b, divided by their sum if the config says so, times a
-  factor. Any number of tokens may choose an expert. The results for a token depend
-  on no other token. If the config has a shared network, all tokens pass through it.
+  chooses k experts by s + b, within the best groups of experts. Their weights w are
+  their scores s without b, divided by their sum if the config says so, times a factor.
+  An expert has no limit on its number of tokens, so the output for a token depends on
+  no other token. If the config has a shared network, all tokens pass through it.
 
   With `balance_loss` α and 'losses' mutable, a call sows α times the loss of
   `load_balance`.
@@ -34,8 +34,8 @@ class Experts(nn.Module):
   k·B·T·(F + I), by `jax.lax.ragged_dot`. On a CPU, JAX computes it as E masked
   products: time E·k·B·T·F·I.
 
-  `jax.vmap` over inputs alone raises NotImplementedError in JAX 0.10, which lacks it
-  for `ragged_dot`; a batch may have any size instead.
+  `jax.vmap` over only the inputs raises NotImplementedError in JAX 0.10, which lacks
+  it for `ragged_dot`; use a larger batch instead.
 
   Departures: b is a variable in 'constants', so training does not change it; the
   paper of DeepSeek-V3 updates it by counts of tokens.
@@ -60,65 +60,66 @@ class Experts(nn.Module):
     Args:
       inputs: `[B, T, F]`.
       ids: `[B, T]`, for `router_table`.
-      mask: `[B, 1, 1, T]`; the load-balance loss counts the positions in it, and the
-        others never affect these. Masks of other shapes only apply to attention.
+      mask: `[B, 1, 1, T]`; masked positions do not count in the load-balance loss, and
+        never affect other positions. Masks of other shapes apply only to attention.
     """
-    config, own = self.config, self.config.mlp
-    exact = jnp.promote_types(config.dtype, jnp.float32)
+    config, mlp = self.config, self.config.mlp
+    dtype = jnp.promote_types(config.dtype, jnp.float32)
     tokens = inputs.reshape(-1, inputs.shape[-1])
     router = nn.Dense(
-      own.num_experts,
-      use_bias=own.router_bias,
-      dtype=exact,
+      mlp.num_experts,
+      use_bias=mlp.router_bias,
+      dtype=dtype,
       param_dtype=config.param_dtype,
       name="router",
     )
     bias = None
-    if own.selection_bias and not own.router_table:
-      shape = (own.num_experts,), config.param_dtype
+    if mlp.selection_bias and not mlp.router_table:
+      shape = (mlp.num_experts,), config.param_dtype
       bias = self.variable(
         "constants", "selection_bias", jnp.zeros, *shape
       ).value
-    scores = _SCORES[own.router_scores](router(tokens))
-    if own.router_table:
-      shape = own.router_table, own.experts_per_token
+    scores = _SCORES[mlp.router_scores](router(tokens))
+    if mlp.router_table:
+      shape = mlp.router_table, mlp.experts_per_token
       table = self.variable(
-        "constants", "router_table", _spread, shape, own.num_experts
+        "constants", "router_table", _experts_in_turn, shape, mlp.num_experts
       ).value
       # A module is initialized without ids.
       rows = jnp.zeros(len(tokens), int) if ids is None else ids.reshape(-1)
       experts = table[rows]
     else:
-      experts = choose(scores, own, bias)
+      experts = choose(scores, mlp, bias)
     weights = jnp.take_along_axis(scores, experts, axis=1)
-    if own.normalize_weights:
+    if mlp.normalize_weights:
       # A sum of sigmoids can be 0 in float32.
       total = weights.sum(axis=1, keepdims=True)
-      weights = weights / jnp.maximum(total, jnp.finfo(exact).tiny)
-    weights = weights * own.routed_scale
+      weights = weights / jnp.maximum(total, jnp.finfo(dtype).tiny)
+    weights = weights * mlp.routed_scale
     is_token = None
     if mask is not None and mask.shape[1:3] == (1, 1):
       is_token = mask.reshape(-1)
-      # Behind all tokens: their order, and with it their rounding, stays the same.
-      experts = jnp.where(is_token[:, None], experts, own.num_experts)
+      # Masked tokens come last, so that they do not change the order of the others,
+      # and with it their rounding.
+      experts = jnp.where(is_token[:, None], experts, mlp.num_experts)
     self._sow(scores, experts, is_token)
-    if own.expert_latent_features:
-      tokens = self._dense(own.expert_latent_features, "latent_down")(tokens)
+    if mlp.expert_latent_features:
+      tokens = self._dense(mlp.expert_latent_features, "latent_down")(tokens)
     out = apply_experts(
       tokens.astype(config.dtype),
       experts,
       weights,
-      own.num_experts,
+      mlp.num_experts,
       self._network(),
     )
-    if own.expert_latent_features:
+    if mlp.expert_latent_features:
       out = self._dense(config.features, "latent_up")(out)
     out = out.reshape(inputs.shape)
-    if not own.shared_features:
+    if not mlp.shared_features:
       return out
-    shared = Mlp(config, self.out_scale, own.shared_features, name="shared")
+    shared = Mlp(config, self.out_scale, mlp.shared_features, name="shared")
     shared = shared(inputs)
-    if own.shared_gate:
+    if mlp.shared_gate:
       gate = self._dense(1, "shared_gate")
       shared = jax.nn.sigmoid(gate(inputs)) * shared
     return out + shared
@@ -135,10 +136,10 @@ class Experts(nn.Module):
     )
 
   def _network(self) -> Callable[..., Array]:
-    """Creates the networks of all experts; returns their application to rows."""
-    config, own = self.config, self.config.mlp
-    width = own.expert_features or config.mlp_features
-    features = own.expert_latent_features or config.features
+    """Creates the networks of all experts; returns a function that applies them."""
+    config, mlp = self.config, self.config.mlp
+    width = mlp.expert_features or config.mlp_features
+    features = mlp.expert_latent_features or config.features
     shapes = {
       "hidden": (features, width),
       "gate": (features, width),
@@ -150,10 +151,10 @@ class Experts(nn.Module):
       init = nn.initializers.variance_scaling(
         scale**2, "fan_in", "truncated_normal", batch_axis=(0,)
       )
-      shape, dtype = (own.num_experts, *shapes[name]), config.param_dtype
+      shape, dtype = (mlp.num_experts, *shapes[name]), config.param_dtype
       kernels[name] = self.param(f"{name}_kernel", init, shape, dtype)
-      if own.mlp_bias:
-        zeros, shape = nn.initializers.zeros, (own.num_experts, shape[-1])
+      if mlp.mlp_bias:
+        zeros, shape = nn.initializers.zeros, (mlp.num_experts, shape[-1])
         biases[name] = self.param(f"{name}_bias", zeros, shape, dtype)
 
     def project(name, rows, experts, counts):
@@ -174,10 +175,10 @@ class Experts(nn.Module):
     return network
 
   def _sow(self, scores: Array, experts: Array, is_token: Any) -> None:
-    """Sows the load-balance loss if it is asked for."""
+    """Sows the load-balance loss if 'losses' is mutable."""
     factor = self.config.mlp.balance_loss
-    is_asked = self.is_mutable_collection("losses")
-    if not factor or not is_asked or self.is_initializing():
+    is_mutable = self.is_mutable_collection("losses")
+    if not factor or not is_mutable or self.is_initializing():
       return
     loss = load_balance(scores, experts, is_token)
     self.sow("losses", "experts", factor * loss)
@@ -192,11 +193,11 @@ _SCORES = {
   "sigmoid": jax.nn.sigmoid,
   "sqrt_softplus": _sqrt_softplus,
 }
-"""`router_scores` -> its function."""
+"""Maps `router_scores` to its function."""
 
 
-def _spread(shape, num_experts):
-  """A table with the experts in turn."""
+def _experts_in_turn(shape, num_experts):
+  """Returns a table that has the experts in turn."""
   return jnp.arange(math.prod(shape)).reshape(shape) % num_experts
 
 
@@ -205,10 +206,10 @@ def choose(
   config: MlpConfig,
   bias: Float[Array, "E"] | None = None,
 ) -> Int[Array, "M k"]:
-  """Returns the k experts of each token by their scores plus a bias.
+  """Returns the k experts of each token with the largest sums of score and bias.
 
-  With groups, only experts of the best groups are chosen: those in which the two
-  largest values have the largest sums (DeepSeek-V3, section 2.1.2).
+  With groups, only experts of the best groups are chosen: those with the largest sums
+  of their two largest values (DeepSeek-V3, section 2.1.2).
 
   Args:
     scores: `[M, E]`, of M tokens.
@@ -218,13 +219,13 @@ def choose(
   values = scores
   if bias is not None:
     values = values + bias.astype(values.dtype)[None]
-  groups, kept = config.expert_groups, config.groups_per_token
-  if kept < groups:
+  groups, limit = config.expert_groups, config.groups_per_token
+  if limit < groups:
     grouped = values.reshape(len(values), groups, -1)
-    best = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(axis=-1)
-    chosen = jax.lax.top_k(best, kept)[1]
-    is_chosen = (chosen[:, :, None] == jnp.arange(groups)[None, None]).any(1)
-    values = jnp.where(is_chosen[:, :, None], grouped, -jnp.inf)
+    totals = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(axis=-1)
+    best = jax.lax.top_k(totals, limit)[1]
+    is_best = (best[:, :, None] == jnp.arange(groups)[None, None]).any(1)
+    values = jnp.where(is_best[:, :, None], grouped, -jnp.inf)
     values = values.reshape(scores.shape)
   return jax.lax.top_k(values, config.experts_per_token)[1]
 
@@ -240,8 +241,9 @@ def apply_experts(
 
   Args:
     tokens: `[M, F]`.
-    experts: `[M, k]`, the experts of each token; E is the last one, behind all others.
-    weights: `[M, k]`, of their results.
+    experts: `[M, k]`, the experts of each token; tokens with E go to the last expert,
+      after all others.
+    weights: `[M, k]`, the factors of the experts' outputs.
     num_experts: E.
     network: `(rows [R, F], experts [R], counts [E]) -> [R, F]`, for rows that are
       sorted by expert.
@@ -268,16 +270,18 @@ def load_balance(
 
   Args:
     scores: `[M, E]`, of M tokens.
-    experts: `[M, k]`, the chosen ones.
+    experts: `[M, k]`, the experts of each token.
     mask: `[M]`, the tokens that count; None is all.
 
   Papers: Switch Transformers, equations 4 to 6, arXiv:2101.03961, for k = 1;
   DeepSeek-V3, equations 17 to 20, arXiv:2412.19437, for any k and sigmoid scores.
   """
   num_experts = scores.shape[1]
-  counted = jnp.ones(len(scores), scores.dtype) if mask is None else mask
-  counted = counted.astype(scores.dtype) / jnp.maximum(counted.sum(), 1)
+  token_weights = jnp.ones(len(scores), scores.dtype) if mask is None else mask
+  token_weights = token_weights.astype(scores.dtype) / jnp.maximum(
+    token_weights.sum(), 1
+  )
   is_chosen = jax.nn.one_hot(experts, num_experts, dtype=scores.dtype)
-  share = counted @ is_chosen.mean(axis=1)
-  mean = counted @ (scores / scores.sum(axis=1, keepdims=True))
+  share = token_weights @ is_chosen.mean(axis=1)
+  mean = token_weights @ (scores / scores.sum(axis=1, keepdims=True))
   return num_experts * jnp.sum(share * mean)

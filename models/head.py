@@ -18,9 +18,9 @@ class Head(nn.Module):
     'class'   transform(pooler(x₀)) · C + b, pooler(x) = activation(x·W + b)
     'hidden'  x
 
-  Transform, pooler and biases are optional. If the tables are narrower than x, the
-  transform has their width, or a linear layer without bias takes its place. c is the
-  config's `logit_scale`. `logit_soft_cap` caps the logits of tokens; with
+  Transform, pooler and biases are optional. If the table is narrower than x, the
+  transform maps to its width; without a transform, a linear layer without a bias does.
+  c is the config's `logit_scale`. `logit_soft_cap` caps the logits of tokens; with
   `mean_pooling`, x₀ is the mean of all tokens.
 
   Attributes:
@@ -34,24 +34,24 @@ class Head(nn.Module):
   size: int
 
   def setup(self) -> None:
-    """Creates the layers and variables that the config has."""
-    config, own = self.config, self.config.output
+    """Creates the layers and variables of the config."""
+    config, output = self.config, self.config.output
     dense = functools.partial(
       nn.Dense, dtype=config.dtype, param_dtype=config.param_dtype
     )
     # Logits of tokens are products with a table of this width.
     is_tokens = config.head == "tokens"
     width = config.embedding_dim if is_tokens else config.features
-    if own.head_transform:
-      self.transform = dense(width, use_bias=own.transform_bias)
+    if output.head_transform:
+      self.transform = dense(width, use_bias=output.transform_bias)
       self.norm = config.make_norm()
     elif width != config.features:
       self.projection = dense(width, use_bias=False)
-    if own.pooler:
+    if output.pooler:
       self.pooler = dense(config.features)
     if config.head == "class":
-      self.classes = dense(self.size, use_bias=own.head_bias)
-    elif own.head_bias:
+      self.classes = dense(self.size, use_bias=output.head_bias)
+    elif output.head_bias:
       self.bias = self.param(
         "bias", nn.initializers.zeros, (self.size,), config.param_dtype
       )
@@ -62,43 +62,43 @@ class Head(nn.Module):
     table: nn.Embed | None,
     mask: Bool[Array, "B T"] | None = None,
   ) -> Float[Array, "B T V"]:
-    """Computes the result from features `x`.
+    """Computes the logits, or returns the features.
 
     Args:
       x: `[B, T, F]`, features of the last layer.
       table: E, for head 'tokens'.
       mask: `[B, T]`, the positions that `mean_pooling` averages; None is all.
     """
-    config, own = self.config, self.config.output
+    config, output = self.config, self.config.output
     if config.head == "hidden":
-      if own.pooler and self.is_initializing():
-        self.pooler(x[:, :1])  # Published weights have it.
+      if output.pooler and self.is_initializing():
+        self.pooler(x[:, :1])  # Creates its variables for published weights.
       return x
     if config.head == "class":
-      first = x[:, :1]
-      if own.mean_pooling:
+      pooled = x[:, :1]
+      if output.mean_pooling:
         if mask is not None:
-          # A row of padding, which fills the last batch, has a mean that is no NaN.
+          # The mean of a padding row, which fills the last batch, must not be NaN.
           mask = mask | ~jnp.any(mask, axis=1, keepdims=True)
-        shown = None if mask is None else mask[:, :, None]
-        first = jnp.mean(x, axis=1, keepdims=True, where=shown)
-      if own.pooler:
-        first = self._pool(self.pooler(first))
-      if own.head_transform:
-        first = self._transform(first)
-      logits = self.classes(first)
+        where = None if mask is None else mask[:, :, None]
+        pooled = jnp.mean(x, axis=1, keepdims=True, where=where)
+      if output.pooler:
+        pooled = self._pool(self.pooler(pooled))
+      if output.head_transform:
+        pooled = self._transform(pooled)
+      logits = self.classes(pooled)
       return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     assert table is not None  # Head 'tokens' has one.
-    if own.head_transform:
+    if output.head_transform:
       x = self._transform(x)
     elif config.embedding_dim != config.features:
       x = self.projection(x)
-    if own.logit_scale != 1.0:
-      x = x * own.logit_scale
+    if output.logit_scale != 1.0:
+      x = x * output.logit_scale
     logits = embeddings.logits(x, table)
-    if own.head_bias:
+    if output.head_bias:
       logits += self.bias.reshape(*[1] * (logits.ndim - 1), -1)
-    cap = own.logit_soft_cap
+    cap = output.logit_soft_cap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
   def _pool(self, x):

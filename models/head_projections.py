@@ -45,17 +45,17 @@ _NORMS = types.MappingProxyType(
     ),
   }
 )
-"""`query_key_norm` or `output_norm` -> the norms that have variables."""
+"""Maps each `query_key_norm` and `output_norm` that has variables to its module."""
 
 
 class HeadProjections(nn.Module):
   """Projects inputs to queries, keys and values, and the results to outputs.
 
-  Between these it normalizes and rotates queries and keys, and normalizes and gates
-  results, as `config` says. Query, key and value have separate kernels: on a CPU this
-  is as fast as a fused kernel, and self- and cross-attention have the same parameters.
-  A mechanism whose query is its key ('shared_qk') has no key projection, and one that
-  computes its own keys and values ('own_keys') has neither a key nor a value projection.
+  It also normalizes and rotates queries and keys, and normalizes and gates results, as
+  `config` says. Query, key and value have separate kernels: on a CPU this is as fast as
+  a fused kernel, and self- and cross-attention have the same parameters. A mechanism
+  that uses queries as keys ('shared_qk') has no key projection, and one that computes
+  its own keys and values ('own_keys') has neither a key nor a value projection.
 
   Attributes:
     attention: the mechanism.
@@ -130,16 +130,16 @@ class HeadProjections(nn.Module):
         "temperature_scale", ones, (heads,), self.param_dtype
       )
     if config.output_gate != "none":
-      is_by_head = config.output_gate == "sigmoid_head"
+      is_per_head = config.output_gate == "sigmoid_head"
       if config.output_gate_rank is not None:
         self.gate_down = self.projection(config.output_gate_rank)
       self.gate = self.projection(
-        dims.num_heads * (1 if is_by_head else dims.values)
+        dims.num_heads * (1 if is_per_head else dims.values)
       )
     if config.exclusive and "value" not in self.projections:
       raise ValueError(
         "exclusive: expected a mechanism with values of the model, not one that "
-        "makes its own"
+        "computes its own"
       )
     if config.out_groups is not None:
       width = dims.num_heads * dims.values // config.out_groups
@@ -157,9 +157,9 @@ class HeadProjections(nn.Module):
   def projection(
     self, size: int, use_bias: bool | None = None, scale: float = 1.0
   ) -> nn.Dense:
-    """Creates a dense layer whose kernel begins with deviation `scale` / √fan_in.
+    """Creates a dense layer; its kernel has initial deviation `scale` / √fan_in.
 
-    It has a bias if `use_bias` says so, or by default if the config has one.
+    `use_bias` defaults to the config's `attention_bias`.
     """
     return nn.Dense(
       size,
@@ -181,8 +181,8 @@ class HeadProjections(nn.Module):
       convolve: applies the short convolution, if there is one.
 
     Returns:
-      query `[B, T, N, H]`, key `[B, S, K, H]`, value `[B, S, K, V]`; None for each that has
-      no source or that the mechanism does not project.
+      query `[B, T, N, H]`, key `[B, S, K, H]`, value `[B, S, K, V]`; None for each that
+      has no source or no projection.
     """
     sources, shared = self._latents(sources)
     query, key, value, _ = self.config.projection_factors
@@ -208,16 +208,16 @@ class HeadProjections(nn.Module):
     return query, key, value
 
   def _low_rank(self, inputs):
-    """The numbers from which queries of a low rank are projected."""
+    """Computes the features from which low-rank queries are projected."""
     return self.query_down_norm(self.query_down(inputs))
 
   def _latents(self, sources):
-    """The sources of the projections, and the shared key; None without one."""
+    """Computes the sources of the projections, and the shared key or None."""
     config, sources, shared = self.config, dict(sources), None
     if config.query_rank is not None and "query" in sources:
       sources["query"] = self._low_rank(sources["query"])
-    is_own = "value" not in self.projections
-    if config.latent_rank is not None and "key" in sources and not is_own:
+    has_value = "value" in self.projections
+    if config.latent_rank is not None and "key" in sources and has_value:
       latent = self.latent_down(sources["key"])
       latent, shared = jnp.split(latent, [config.latent_rank], axis=2)
       sources |= dict.fromkeys(("key", "value"), self.latent_down_norm(latent))
@@ -270,13 +270,13 @@ class HeadProjections(nn.Module):
 
   def _rotate_last(self, x, positions):
     if {"own_keys", "shared_qk"} <= self.attention.supports:
-      return x  # There are no keys whose distance a rotation could tell.
+      return x  # Without keys, there are no relative positions.
     width = self._shared_key_width
     if width is None:
       return self._rotate(x, positions)
-    # Only the features that are multiplied with the shared key are rotated.
-    own, shared = jnp.split(x, [x.shape[-1] - width], axis=-1)
-    return jnp.concatenate([own, self._rotate(shared, positions)], axis=-1)
+    # Only the features that are multiplied by the shared key are rotated.
+    rest, shared = jnp.split(x, [x.shape[-1] - width], axis=-1)
+    return jnp.concatenate([rest, self._rotate(shared, positions)], axis=-1)
 
   def _with_temperature(self, query, positions):
     """Multiplies queries by the factor of their positions."""
@@ -294,7 +294,7 @@ class HeadProjections(nn.Module):
     return query * factor[..., None].astype(query.dtype)
 
   def _repeat_heads(self, x):
-    """Repeats queries or keys that several heads share, once for each head."""
+    """Repeats queries or keys for all heads that share them."""
     shared, supports = self.config.num_qk_heads, self.attention.supports
     if shared is None or supports & {"own_keys", "value_heads"}:
       return x
@@ -310,8 +310,8 @@ class HeadProjections(nn.Module):
     if self.attention.reads_query_inputs:
       widths.append(cast(int, self.config.query_rank))
     inputs = (jax.ShapeDtypeStruct((1, 1, x), jnp.float32) for x in widths)
-    made = jax.eval_shape(gates, self.mechanism, *inputs)
-    width = made["shared_key"].shape[-1] if "shared_key" in made else 0
+    shapes = jax.eval_shape(gates, self.mechanism, *inputs)
+    width = shapes["shared_key"].shape[-1] if "shared_key" in shapes else 0
     self._check_pairs(width)
     return width
 
@@ -366,7 +366,7 @@ class HeadProjections(nn.Module):
     return self.out(out)
 
   def _normalize_output(self, out: Float[Array, "B T N V"]) -> Array:
-    """Normalizes the results of all heads together, or of groups of them."""
+    """Normalizes the results of all heads, or of groups of heads, together."""
     groups = ()
     if self.config.output_norm.startswith("rms_grouped"):
       groups = (self.config.num_qk_heads or self.dims.num_heads,)
@@ -377,7 +377,7 @@ class HeadProjections(nn.Module):
 def projection_shapes(
   attention: Attention, config: SlotConfig, dims: Dims
 ) -> dict[str, tuple[int, int]]:
-  """Returns the number of heads and their width for each projection by name."""
+  """Returns the number of heads and their width for each projection."""
   shared = config.num_qk_heads
   query = shared or dims.num_heads, dims.head_dim
   if "own_keys" in attention.supports:
@@ -395,9 +395,9 @@ def orthogonal_part(
 ) -> Float[Array, "B T N V"]:
   """Returns the component of each result orthogonal to its position's value."""
   value = jnp.repeat(value, out.shape[2] // value.shape[2], axis=2)
-  wide, own = out.astype(jnp.float32), unit_length(value)
-  along = jnp.sum(wide * own, axis=-1, keepdims=True)
-  return (wide - along * own).astype(out.dtype)
+  out32, direction = out.astype(jnp.float32), unit_length(value)
+  length = jnp.sum(out32 * direction, axis=-1, keepdims=True)
+  return (out32 - length * direction).astype(out.dtype)
 
 
 def kernel_init(scale: float = 1.0) -> nn.initializers.Initializer:

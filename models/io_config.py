@@ -12,21 +12,21 @@ class EmbeddingConfig:
   Attributes:
     embedding_scale: factor of embeddings; None is √F (Vaswani).
     embedding_norm: whether the sum of embeddings is normalized (BERT).
-    token_types: size of a table of token types, such as BERT's two segments; 0 is
+    token_types: size of a table of token types, such as BERT's two segments; 0 means
       no table.
     embedding_dim: E, width of the embedding tables, which a linear layer maps to F;
       None is F. The head maps features to E before logits of tokens.
-    projected: what that layer maps: 'sum', the sum of embeddings after its norm, with
+    projected: input of that layer: 'sum', the sum of embeddings after its norm, with
       a bias (ELECTRA), or 'tokens', before positions of width F are added (OPT).
     tie_inputs: whether encoder and decoder share one table if they share a
-      vocabulary; None is as `tie_embeddings`.
+      vocabulary; None means the value of `tie_embeddings`.
     position_offset: position of the first token, with 'learned'.
-    position_padding: an id that is not counted and has position
-      `position_offset` − 1 (RoBERTa); None counts every position.
-    position_skips_masked: whether inputs of a decoder that a mask excludes are not
-      counted and have position `position_offset` − 1 (OPT).
+    position_padding: an id that does not count as a position and has position
+      `position_offset` − 1 (RoBERTa); None counts every id.
+    position_skips_masked: whether masked inputs of a decoder do not count as positions
+      and have position `position_offset` − 1 (OPT).
     vocab_size: size of the vocabulary, if larger than the task's.
-    max_length: the longest sequence, if longer than its task's.
+    max_length: the largest length, if larger than the task's.
   """
 
   embedding_scale: float | None = None
@@ -60,18 +60,18 @@ class HeadConfig:
   """Optional layers and biases of a head; by default none.
 
   Attributes:
-    mean_pooling: whether classes are computed from the mean of all tokens, not from
+    mean_pooling: whether classes are computed from the mean of all tokens instead of
       the first token.
-    pooler: a layer with an activation before the classes (BERT).
+    pooler: whether there is a layer with an activation before the classes (BERT).
     pooler_activation: the activation of that layer: 'tanh' (BERT), or one of those of
       the feed-forward layers.
-    head_transform: a layer with activation and norm before the logits of tokens
-      (BERT) or of classes (ModernBERT).
+    head_transform: whether there is a layer with activation and norm before the logits
+      of tokens (BERT) or of classes (ModernBERT).
     transform_bias: whether that layer has a bias.
     transform_activation: the activation of that layer; None is that of the
       feed-forward layers.
     head_bias: whether logits have a bias.
-    logit_scale: factor of the features that are multiplied by the softmax's table.
+    logit_scale: factor of the features before their product with the softmax's table.
     logit_soft_cap: c; logits x of tokens become c · tanh(x / c) (Gemma 2). None
       is no cap. The cap of attention logits is `logits_soft_cap`.
   """

@@ -1,4 +1,4 @@
-"""The interface of a model: its config, and the module made from it."""
+"""The interface of a kind of model: its config and its module."""
 
 from collections.abc import Mapping
 import types
@@ -10,7 +10,7 @@ NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Sizes(NamedTuple):
-  """The sizes of a task for which a model is made; None or 0 if it has no such size.
+  """The sizes of a task that a model needs; None or 0 for a size that it does not have.
 
   Attributes:
     source_vocab_size: size of the encoder's vocabulary.
@@ -41,9 +41,9 @@ gives to each `MultiHeadAttention`, so that `models.sequence_sharded` and
 `models.replace_attention` can replace it; `state`, names of collections that a
 training step updates, such as the running statistics of batch norm;
 `draw_attention` and `name_map`, which draw its attention
-(`training.pictures.attention_maps`); `input_file` and `draw_input`, which draw that of
-a file (`training.commands.draw_attention`); and `as_published`, which describes it as a
-published model (`models.as_pretrained`).
+(`training.pictures.attention_maps`); `input_file` and `draw_input`, which draw its
+attention for an input file (`training.commands.draw_attention`); and `as_published`,
+which describes it as a published model (`models.as_pretrained`).
 """
 
 
@@ -51,7 +51,7 @@ class Config(Protocol):
   """The config of a kind of model: a frozen dataclass that validates itself.
 
   Attributes:
-    module: import path 'package.module:create' of the function that makes the
+    module: import path 'package.module:create' of the function that creates the
       module, `(config, sizes) -> Model`.
   """
 
@@ -64,7 +64,7 @@ class Config(Protocol):
 
   @property
   def num_layers(self) -> int:
-    """Layers of the encoder or decoder, whichever has more."""
+    """The number of layers of the encoder or decoder, whichever is larger."""
     ...
 
   @property
@@ -79,14 +79,14 @@ class Config(Protocol):
 
   @property
   def layout(self) -> str:
-    """The layout of its batches: 'encoder', 'decoder' or 'encoder_decoder'."""
+    """The layout of batches: 'encoder', 'decoder' or 'encoder_decoder'."""
     ...
 
   @property
   def attentions(self) -> Mapping[str, tuple[AttentionConfig, ...]]:
-    """Attention field -> its mechanisms, which layers take in turn."""
+    """Maps each attention field to its mechanisms, which layers take in turn."""
     ...
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every layer to which the field applies."""
+    """The mechanism of each layer to which the field applies."""
     ...

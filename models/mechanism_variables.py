@@ -13,7 +13,7 @@ from models.attention_config import AttentionConfig
 
 @functools.cache
 def variable_shapes(attention: Attention, dims: Dims) -> Mapping[str, Any]:
-  """Returns the shapes of a mechanism's variables by collection; computes nothing.
+  """Returns the shapes of a mechanism's variables, without computing them.
 
   Raises:
     ValueError: the mechanism does not support these dimensions.
@@ -22,12 +22,12 @@ def variable_shapes(attention: Attention, dims: Dims) -> Mapping[str, Any]:
 
 
 def check_mechanisms(
-  field: str, chosen: Iterable[AttentionConfig], dims: Dims
+  field: str, configs: Iterable[AttentionConfig], dims: Dims
 ) -> None:
-  """Raises ValueError, naming `field`, if a mechanism does not support dimensions."""
-  for one in chosen:
+  """Raises ValueError, naming `field`, if a mechanism does not support `dims`."""
+  for config in configs:
     try:
-      variable_shapes(one.build(), dims)
+      variable_shapes(config.build(), dims)
     except ValueError as error:
       raise ValueError(f"{field}: {error}") from error
 
@@ -40,8 +40,8 @@ def mechanism_variables(
   Their name is 'attention', in the collection 'params' (trained) or 'constants'
   (not trained).
   """
-  # One key for all collections: `init` draws them together. Afterwards the
-  # initialisers serve to check shapes only, which computes nothing.
+  # All collections have one key, because `init` draws them together. After
+  # initialization, Flax uses the initializers only to check shapes.
   initializing = module.is_initializing()
   key = module.make_rng("params") if initializing else jax.random.key(0)
 

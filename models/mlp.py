@@ -13,12 +13,12 @@ from models.head_projections import kernel_init
 class Mlp(nn.Module):
   """FFN(x) = activation(x·W1 + b1)·W2 + b2.
 
-  Gated, it is (activation(x·Wg + bg) ⊙ (x·W1 + b1))·W2 + b2.
+  With `gated`, it is (activation(x·Wg + bg) ⊙ (x·W1 + b1))·W2 + b2.
 
   Attributes:
     config: the config of the model.
     out_scale: factor of the second kernel's initial values.
-    features: the width inside; None is `mlp_features` of the config.
+    features: the hidden width; None is `mlp_features` of the config.
 
   Papers: Attention is all you need, section 3.3, arXiv:1706.03762; GLU variants
   improve Transformer, arXiv:2002.05202.
@@ -56,17 +56,17 @@ def gated_product(
 ) -> Float[Array, "*A I"]:
   """Returns activation(α·g) / α ⊙ (h + o) of a gate g and hidden features h.
 
-  Before that, g is multiplied by its factor and at most the limit c, and h is between
-  −c and c.
+  Before that, g is multiplied by its factor and clipped to at most the limit c, and h
+  is clipped to [−c, c].
   """
-  own, activation = config.mlp, config.activation_function
-  if own.gate_factor != 1.0:
-    gate = own.gate_factor * gate
-  if own.gate_limit is not None:
-    gate = jnp.minimum(gate, own.gate_limit)
-    hidden = jnp.clip(hidden, -own.gate_limit, own.gate_limit)
-  if own.gate_offset:
-    hidden = hidden + own.gate_offset
-  if own.gate_slope != 1.0:
-    return activation(own.gate_slope * gate) / own.gate_slope * hidden
+  mlp, activation = config.mlp, config.activation_function
+  if mlp.gate_factor != 1.0:
+    gate = mlp.gate_factor * gate
+  if mlp.gate_limit is not None:
+    gate = jnp.minimum(gate, mlp.gate_limit)
+    hidden = jnp.clip(hidden, -mlp.gate_limit, mlp.gate_limit)
+  if mlp.gate_offset:
+    hidden = hidden + mlp.gate_offset
+  if mlp.gate_slope != 1.0:
+    return activation(mlp.gate_slope * gate) / mlp.gate_slope * hidden
   return activation(gate) * hidden

@@ -17,37 +17,37 @@ class MlpConfig:
     mlp_residual_factors: α and β of a feed-forward layer f: x becomes α·x + β·f(x).
     gate_factor: factor of the logits of gates (Falcon-H1).
     gate_slope: α; a gate g is activation(α·g) / α.
-    gate_limit: c; before that, gates are at most c and the features that they
-      multiply are between −c and c (gpt-oss); None means no limit.
-    gate_offset: is added to the features that the gates multiply.
-    num_experts: E, networks of which a router chooses some for each token; 0 is one
-      network for all.
-    experts_per_token: k, the number of networks that it chooses.
-    expert_features: width inside each of them; None is `mlp_features`.
-    expert_latent_features: features that the experts take and return, projected from
-      the inputs and back to F (LatentMoE, Nemotron 3); None is F.
-    shared_features: width inside one more network that all tokens pass through
-      (DeepSeekMoE); 0 is none.
-    shared_gate: whether its result is multiplied by the sigmoid of a projection of
+    gate_limit: c; before that, gates are clipped to at most c, and the features that
+      they multiply to [−c, c] (gpt-oss); None means no limit.
+    gate_offset: number added to the features that the gates multiply.
+    num_experts: E, number of networks from which a router chooses for each token; 0
+      means one network for all tokens.
+    experts_per_token: k, number of networks that it chooses.
+    expert_features: hidden width of each of them; None is `mlp_features`.
+    expert_latent_features: width of the experts' inputs and outputs, which are
+      projected from F and back to F (LatentMoE, Nemotron 3); None is F.
+    shared_features: hidden width of one more network that all tokens pass through
+      (DeepSeekMoE); 0 means none.
+    shared_gate: whether its output is multiplied by the sigmoid of a projection of
       the inputs to one number (Qwen2-MoE).
-    router_scores: 'softmax' of the router's logits (Switch), 'sigmoid' (DeepSeek-V3) or
-      'sqrt_softplus', its square root (DeepSeek-V4).
-    router_table: the experts of a token are not chosen by scores but are the row of
-      its id in a constant table of this many ids (hash layers, arXiv:2106.04426); 0 is
-      no table.
+    router_scores: function of the router's logits: 'softmax' (Switch), 'sigmoid'
+      (DeepSeek-V3) or 'sqrt_softplus', the square root of softplus (DeepSeek-V4).
+    router_table: number of ids of a constant table, in which the experts of a token
+      are looked up instead of chosen by scores (hash layers, arXiv:2106.04426); 0
+      means no table.
     router_bias: whether the router's logits have a bias.
-    selection_bias: whether a constant is added to the scores for the choice alone
-      (DeepSeek-V3); the weights of the results do not contain it.
-    expert_groups: the experts are in this many groups of adjacent ones.
-    groups_per_token: experts are chosen from this many groups, those whose two
-      best scores have the largest sums (DeepSeek-V3).
+    selection_bias: whether a constant is added to the scores by which experts are
+      chosen, but not to their weights (DeepSeek-V3).
+    expert_groups: number of groups of adjacent experts.
+    groups_per_token: number of groups from which a token's experts are chosen: those
+      with the largest sums of their two best scores (DeepSeek-V3).
     normalize_weights: whether the weights of a token's experts are divided by their
       sum.
     routed_scale: factor of the weights after that.
     balance_loss: factor of the load-balance loss in training.
 
   Raises:
-    ValueError: two values do not fit each other.
+    ValueError: two fields are incompatible.
   """
 
   mlp_bias: bool = True
@@ -98,4 +98,4 @@ WITHOUT_EXPERTS: dict[str, Any] = {
   or field.name
   in ("groups_per_token", "normalize_weights", "routed_scale", "balance_loss")
 }
-"""The fields of a layer with experts -> their values in one without."""
+"""Maps fields of layers with experts to their values in a layer without experts."""

@@ -32,8 +32,8 @@ def apply_mechanism(
   Args:
     module: has the mechanism and its variables.
     query: `[B, T, N, H]`.
-    key: `[B, S, K, H]`; None for a mechanism that projects none.
-    value: `[B, S, K, V]`; None for a mechanism that makes its own.
+    key: `[B, S, K, H]`; None for a mechanism without a key projection.
+    value: `[B, S, K, V]`; None for a mechanism that computes its own.
     inputs: `[B, T, F]`, from which the queries are projected; not used here.
     gates: the mechanism's gates, computed from the inputs.
     **call: `mask`, `is_causal`, …: options of the call.
@@ -51,9 +51,9 @@ class MultiHeadAttention(HeadProjections):
   'constants' (not trained). Decoding stores its cache in 'cache', and projected keys
   and values of an encoder in 'memory'. If 'intermediates' is mutable, a call sows its
   attention matrix `[B, N, T, S]` as 'attention_weights'; if 'losses' is mutable, it
-  sows its mechanism's own loss.
+  sows the loss of its mechanism.
 
-  The attributes of `HeadProjections` and:
+  It has the attributes of `HeadProjections` and:
 
   Attributes:
     dropout_rate: the dropout rate of attention weights.
@@ -69,8 +69,8 @@ class MultiHeadAttention(HeadProjections):
     """Creates the projections and the mechanism's variables."""
     if self.attention.reads_query_inputs and self.config.query_rank is None:
       raise ValueError(
-        "query_rank: this mechanism reads what low-rank queries are projected from; "
-        "expected a rank, got None"
+        "query_rank: expected a rank, because this mechanism uses the features from "
+        "which low-rank queries are projected, got None"
       )
     super().setup()
     self.mechanism = mechanism_variables(
@@ -107,9 +107,8 @@ class MultiHeadAttention(HeadProjections):
     def convolve(convolution, x):
       return convolution(x, call.get("mask"), call.get("query_segment_ids"))
 
-    # The gates come first. The gradients of query, key and value are then added to
-    # each other before that of the gates, so devices along 'tensor' exchange only one
-    # sum.
+    # The gates come first, so that the gradients of query, key and value are added to
+    # each other before that of the gates: devices along 'tensor' exchange only one sum.
     if gates is None:
       gates = self.make_gates(inputs, positions)
     query, key, value = self.project(sources, convolve)
@@ -125,7 +124,7 @@ class MultiHeadAttention(HeadProjections):
     return self.output(out, inputs, value)
 
   def _sow(self, query, key, value, call):
-    """Sows the attention matrix and the mechanism's own loss if they are asked for."""
+    """Sows the attention matrix and the mechanism's loss if they are mutable."""
     if self.is_mutable_collection("intermediates"):
       apply = functools.partial(self.attention.apply, self.mechanism)
       arrays = *every_head(query, key, value), value
@@ -134,8 +133,8 @@ class MultiHeadAttention(HeadProjections):
       weights = attention_weights(apply, *arrays, **call)
       self.sow("intermediates", "attention_weights", weights)
     loss = self.attention.loss
-    is_asked = self.is_mutable_collection("losses")
-    if loss is not None and is_asked and not self.is_initializing():
+    is_mutable = self.is_mutable_collection("losses")
+    if loss is not None and is_mutable and not self.is_initializing():
       self.sow("losses", "attention", loss(self.mechanism, query, key, **call))
 
   def sources(
@@ -179,7 +178,7 @@ class MultiHeadAttention(HeadProjections):
     gates: Mapping[str, Array] | None = None,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B P F"]:
-    """Attends causally over P positions; the first `lengths` enter 'cache'."""
+    """Attends causally over P positions; stores the first `lengths` in 'cache'."""
     arrays = self._qkv(
       inputs, positions, lambda convolution, x: convolution.prefill(x, lengths)
     )
@@ -200,15 +199,15 @@ class MultiHeadAttention(HeadProjections):
     return self.output(out, inputs, arrays[2])
 
   def _decode_steps(self, cache, arrays, gates, lengths, call):
-    """The cache after `decode` of one position after another."""
+    """Fills a cache by `decode`, one position after another."""
     decode = cast(Callable[..., Any], self.attention.decode)
     sequence = jax.tree.map(
       lambda x: jnp.moveaxis(x, 1, 0)[:, :, None], (arrays, gates)
     )
 
     def step(cache, inputs):
-      t, (now, gates) = inputs
-      _, new = decode(self.mechanism, cache, *now, **call, **gates)
+      t, (arrays, gates) = inputs
+      _, new = decode(self.mechanism, cache, *arrays, **call, **gates)
       return where_rows(t < lengths, new, cache), None
 
     steps = jnp.arange(arrays[0].shape[1])
@@ -221,7 +220,7 @@ class MultiHeadAttention(HeadProjections):
     gates: Mapping[str, Array] | None = None,
     **tables: Float[Array, "N D"],
   ) -> Float[Array, "B 1 F"]:
-    """Attends from the next position to those in 'cache', which it enters."""
+    """Attends from the next position to 'cache', after adding the position to it."""
     decode = cast(Callable[..., Any], self.attention.decode)
     arrays = self._qkv(inputs, positions, ShortConvolution.decode)
     call = self.options(inputs, tables)
@@ -266,7 +265,7 @@ class MultiHeadAttention(HeadProjections):
     return {} if scale is None else {"scale": scale}
 
   def _qkv(self, inputs, positions, convolve):
-    """Query, key and value of self-attention, as the mechanism takes them."""
+    """Computes the query, key and value of self-attention."""
     sources = dict.fromkeys(("query", "key", "value"), inputs)
     query, key, value = self.project(sources, convolve)
     return *self.prepare(query, key, positions), value
@@ -289,7 +288,7 @@ class MultiHeadAttention(HeadProjections):
       gates["shared_key"] = self._rotate(key, positions)[:, :, 0]
     rotated = {"index_query_rotary", "index_key_rotary", "rotation"}
     for name in sorted(gates.keys() & rotated):
-      # Of these features, all are rotated.
+      # All of these features are rotated.
       gates[name] = self._rotate(gates[name], positions, fraction=1.0)
     return gates
 

@@ -1,7 +1,7 @@
-"""Fields of nested configs by their own names, such as `rotary_theta` of `slot`.
+"""Access to fields of nested configs without their section.
 
-A field that only one nested config has may be given without its section, in files, on
-the command line and in Python.
+A field that only one nested config has, such as `rotary_theta` of `slot`, may be given
+without its section in files, on the command line and in Python.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ def nest(config_type: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
   """
   outer = dict(fields.items())
   for section, inner in _split(config_type, outer).items():
-    given = outer.get(section, {})
-    if not hasattr(given, "items"):
+    value = outer.get(section, {})
+    if not hasattr(value, "items"):
       continue  # `build` reports that it is not a section.
-    for name in sorted(set(given) & set(inner)):
+    for name in sorted(set(value) & set(inner)):
       raise ValueError(f"{name}: is given twice, also as {section}.{name}")
-    outer[section] = {**given, **inner}
+    outer[section] = {**value, **inner}
   return outer
 
 
@@ -50,7 +50,7 @@ def replace(config: T, **fields: Any) -> T:
 
 
 def _sections(config_type: Any) -> dict[str, Any]:
-  """Section -> the class of its nested config."""
+  """Maps sections to the classes of their nested configs."""
   return {
     field.name: field.default_factory
     for field in dataclasses.fields(config_type)
@@ -61,11 +61,11 @@ def _sections(config_type: Any) -> dict[str, Any]:
 def _split(
   config_type: Any, fields: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-  """Removes the fields of nested configs from `fields`: section -> its own."""
-  own = {field.name for field in dataclasses.fields(config_type)}
+  """Removes the fields of nested configs from `fields`, and groups them by section."""
+  own_fields = {field.name for field in dataclasses.fields(config_type)}
   sections = {}
   for section, kind in _sections(config_type).items():
-    names = {field.name for field in dataclasses.fields(kind)} - own
+    names = {field.name for field in dataclasses.fields(kind)} - own_fields
     inner = {name: fields.pop(name) for name in sorted(names & set(fields))}
     if inner:
       sections[section] = inner

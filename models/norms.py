@@ -28,12 +28,12 @@ class RmsNormFromOne(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, "*A F"]) -> Float[Array, "*A F"]:
     """Normalizes along the last axis."""
-    exact = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
     scale = self.param(
       "scale", nn.initializers.zeros, x.shape[-1:], self.param_dtype
     )
-    scale = 1.0 + scale.astype(exact).reshape(*[1] * (x.ndim - 1), -1)
-    norm = nn.RMSNorm(epsilon=self.epsilon, dtype=exact, use_scale=False)
+    scale = 1.0 + scale.astype(dtype).reshape(*[1] * (x.ndim - 1), -1)
+    norm = nn.RMSNorm(epsilon=self.epsilon, dtype=dtype, use_scale=False)
     return (norm(x) * scale).astype(self.dtype)
 
 
@@ -45,7 +45,7 @@ NORM_KINDS: Mapping[str, Callable[..., nn.Module]] = types.MappingProxyType(
     "layer_without_bias": layer_without_bias,
   }
 )
-"""`norm_kind` -> its module, which takes `epsilon`, `dtype` and `param_dtype`.
+"""Maps `norm_kind` to its module, which takes `epsilon`, `dtype` and `param_dtype`.
 
   'layer'         (x − mean) / √(variance + ε) · γ + β
   'rms'           x / √(mean of x² + ε) · γ

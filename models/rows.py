@@ -10,7 +10,7 @@ Tree = TypeVar("Tree")
 
 
 def where_rows(chosen: Bool[Array, "B"], new: Tree, old: Tree) -> Tree:
-  """Selects the chosen rows of `new` and the others of `old`; arrays `[B, …]`."""
+  """Selects rows of `new` where `chosen` is True, else of `old`; arrays `[B, …]`."""
 
   def where(x, y):
     return jnp.where(chosen.reshape(-1, *[1] * (x.ndim - 1)), x, y)

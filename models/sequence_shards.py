@@ -18,8 +18,8 @@ def sequence_sharded(
   """Returns the model with attention computed on sequence shards.
 
   Each call of a mechanism gets `axis_name`, inside `jax.shard_map` along that axis; the
-  compiler shards along the mesh's other axes. If the axis does not divide a length,
-  masked positions are added at the end of the sequence.
+  compiler shards along the mesh's other axes. If the axis size does not divide a
+  length, masked positions are added at the end of the sequence.
 
   Args:
     model: from `create`. A model without a field `attend` is returned unchanged.
@@ -43,7 +43,7 @@ def _attend(
   gates: Mapping[str, Array],
   **call: Any,
 ) -> Array:
-  """Computes `apply_mechanism` on whole arrays by `apply` on their shards."""
+  """Computes `apply_mechanism` by the mechanism's `apply` on shards of the arrays."""
   del inputs
   attention, variables = module.attention, module.mechanism
   if "sequence" not in attention.supports:
@@ -51,12 +51,12 @@ def _attend(
       "attention: the mechanism does not support sequence-sharded inputs"
     )
   size = mesh.shape[axis_name]
-  # A mechanism that makes its own keys and values reads one sequence.
+  # A mechanism that computes its own keys and values has only one sequence.
   length = query.shape[1]
   source_length = length if value is None else value.shape[1]
-  missing = {"query": -length % size, "key": -source_length % size}
+  padding = {"query": -length % size, "key": -source_length % size}
 
-  if any(missing.values()) and not attention.ignores_padding:
+  if any(padding.values()) and not attention.ignores_padding:
     raise ValueError(
       f"attention: the mechanism needs a length that {size} devices divide, got "
       f"{length}; padding would change its result"
@@ -66,33 +66,33 @@ def _attend(
     if array is None:
       return None
     widths = [(0, 0)] * array.ndim
-    widths[axis] = (0, missing[side])
+    widths[axis] = (0, padding[side])
     return jnp.pad(array, widths)
 
-  if missing["key"] and call.get("mask") is None:
+  if padding["key"] and call.get("mask") is None:
     call["mask"] = jnp.ones((1, 1, 1, source_length), bool)
   axes = {"mask": 3, "query_segment_ids": 1, "key_segment_ids": 1}
   axes |= dict.fromkeys(gates, 1)
-  parts, specs, rest = {}, {}, {}
+  shards, specs, static = {}, {}, {}
   for name, option in {**call, **gates}.items():
     if name in axes and option is not None:
       axis = axes[name]
       side = "query" if name.startswith("query") else "key"
-      parts[name] = pad(option, side, axis)
+      shards[name] = pad(option, side, axis)
       specs[name] = jax.P(*[None] * axis, axis_name)
     elif name == "global_qkv" and option is not None:
       sides = zip(option, ("query", "key", "key"), strict=True)
-      parts[name] = tuple(pad(x, side, 1) for x, side in sides)
+      shards[name] = tuple(pad(x, side, 1) for x, side in sides)
       specs[name] = (jax.P(None, axis_name),) * 3
     elif isinstance(option, Array):
-      parts[name], specs[name] = option, jax.P()
+      shards[name], specs[name] = option, jax.P()
     else:
-      rest[name] = option
+      static[name] = option
   rows = jax.P(None, axis_name)
 
-  def local(variables, query, key, value, parts):
+  def local(variables, query, key, value, shards):
     return attention.apply(
-      variables, query, key, value, axis_name=axis_name, **parts, **rest
+      variables, query, key, value, axis_name=axis_name, **shards, **static
     )
 
   out = jax.shard_map(
@@ -107,6 +107,6 @@ def _attend(
     pad(query, "query", 1),
     pad(key, "key", 1),
     pad(value, "key", 1),
-    parts,
+    shards,
   )
   return out[:, :length]

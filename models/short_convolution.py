@@ -12,9 +12,8 @@ WIDTH = 4
 class ShortConvolution(nn.Module):
   """y_t = SiLU(Σ_w k_w ⊙ x_{t−w} + b), a depthwise causal convolution of width W.
 
-  With activation 'none', y_t is the sum.
-
-  Decoding stores the last W − 1 positions in 'cache'.
+  With activation 'none', y_t is the sum. Decoding stores the last W − 1 positions in
+  'cache'.
 
   Attributes:
     features: F.
@@ -23,7 +22,7 @@ class ShortConvolution(nn.Module):
     use_bias: whether there is a bias b, which is initialized to 0.
     activation: 'silu' or 'none'.
 
-  Cost: time W·B·T·F; shifted copies of x are never materialized.
+  Cost: time W·B·T·F; compiled programs never materialize shifted copies of x.
 
   Papers: Mamba, arXiv:2312.00752; the shift of H3, arXiv:2212.14052.
   """
@@ -48,55 +47,55 @@ class ShortConvolution(nn.Module):
     mask: Bool[Array, "B 1 1 T"] | None = None,
     segment_ids: Int[Array, "B T"] | None = None,
   ) -> Float[Array, "B T F"]:
-    """Convolves each position with those before it.
+    """Convolves each position with the previous ones.
 
     Args:
       x: `[B, T, F]`.
       mask: `[B, 1, 1, T]`; masked positions never affect later ones. Masks of other
-        shapes only apply to attention.
+        shapes apply only to attention.
       segment_ids: `[B, T]`; segments do not affect one another.
     """
     if mask is not None and mask.shape[1:3] == (1, 1):
       x = jnp.where(mask[:, 0, 0, :, None], x, 0.0)
-    return self._sum(x, self._zeros(x.shape[0], x.dtype), segment_ids)
+    return self._convolve(x, self._zeros(x.shape[0], x.dtype), segment_ids)
 
   def start(self, batch: int) -> None:
-    """Stores positions of zeros in 'cache'."""
+    """Stores W − 1 zero vectors in 'cache'."""
     self.put_variable("cache", "last", self._zeros(batch, self.dtype))
 
   def prefill(
     self, x: Float[Array, "B P F"], lengths: Int[Array, "B"]
   ) -> Float[Array, "B P F"]:
-    """Convolves P positions; the last of the first `lengths` enter 'cache'."""
+    """Convolves P positions; stores the last of the first `lengths` in 'cache'."""
     padded = jnp.pad(x, ((0, 0), (WIDTH - 1, 0), (0, 0)))
-    places = lengths[:, None] + jnp.arange(WIDTH - 1)[None, :]
-    last = jnp.take_along_axis(padded, places[..., None], axis=1)
+    indices = lengths[:, None] + jnp.arange(WIDTH - 1)[None, :]
+    last = jnp.take_along_axis(padded, indices[..., None], axis=1)
     self.put_variable("cache", "last", last)
     return self(x)
 
   def decode(self, x: Float[Array, "B 1 F"]) -> Float[Array, "B 1 F"]:
     """Convolves the next position with those in 'cache'."""
-    before = self.get_variable("cache", "last")
-    last = jnp.concatenate([before[:, 1:], x], axis=1)
+    previous = self.get_variable("cache", "last")
+    last = jnp.concatenate([previous[:, 1:], x], axis=1)
     self.put_variable("cache", "last", last)
-    return self._sum(x, before)
+    return self._convolve(x, previous)
 
   def _zeros(self, batch, dtype):
     return jnp.zeros((batch, WIDTH - 1, self.features), dtype)
 
-  def _sum(self, x, before, segment_ids=None):
-    """Convolves positions that follow the W − 1 positions `before`; applies the activation."""
+  def _convolve(self, x, previous, segment_ids=None):
+    """Convolves positions after the `previous` W − 1, and applies the activation."""
     kernel, length = self.kernel.astype(x.dtype), x.shape[1]
-    padded = jnp.concatenate([before.astype(x.dtype), x], axis=1)
+    padded = jnp.concatenate([previous.astype(x.dtype), x], axis=1)
     out = x * kernel[0][None, None]
-    for back in range(1, WIDTH):
-      shifted = padded[:, WIDTH - 1 - back :][:, :length]
+    for shift in range(1, WIDTH):
+      shifted = padded[:, WIDTH - 1 - shift :][:, :length]
       if segment_ids is not None:
         first = segment_ids[:, :1] - 1
-        earlier = jnp.concatenate([first] * back + [segment_ids], axis=1)
-        same = earlier[:, :length] == segment_ids
-        shifted = jnp.where(same[..., None], shifted, 0.0)
-      out += shifted * kernel[back][None, None]
+        shifted_ids = jnp.concatenate([first] * shift + [segment_ids], axis=1)
+        is_same = shifted_ids[:, :length] == segment_ids
+        shifted = jnp.where(is_same[..., None], shifted, 0.0)
+      out += shifted * kernel[shift][None, None]
     if self.use_bias:
       out += self.bias.astype(x.dtype)[None, None]
     return jax.nn.silu(out) if self.activation == "silu" else out

@@ -16,7 +16,7 @@ def check_length(name: str, length: int, limit: int) -> None:
   if length > limit:
     raise ValueError(
       f"{name}: {length} positions are more than the model's {limit}; shorten "
-      "it or make a model with a larger maximum"
+      "it or create a model with a larger maximum"
     )
 
 
@@ -30,7 +30,7 @@ def is_traced(*arrays: Any) -> bool:
 
 
 def check_ids(name: str, ids: Any) -> None:
-  """Raises ValueError unless ids are integers `[B, T]`, and at least one."""
+  """Raises ValueError unless ids are a non-empty integer array `[B, T]`."""
   if not jnp.issubdtype(ids.dtype, jnp.integer):
     raise ValueError(f"{name}: expected integers, got {ids.dtype}")
   if len(ids.shape) != 2 or 0 in ids.shape:
@@ -43,42 +43,42 @@ def known_ids(
   name: str,
   ids: Int[Any, "B T"],
   size: int,
-  shown: Bool[Any, "#B T"],
+  unmasked: Bool[Any, "#B T"],
   *,
   hidden_id: int = 0,
   table: str = "vocabulary",
 ) -> Int[Array | np.ndarray, "B T"]:
   """Checks the ids of unmasked positions against the size of a table.
 
-  If ids or `shown` are traced, an id outside the table becomes `size`, whose embedding
-  is NaN (a negative one would be counted from the end).
+  If ids or `unmasked` are traced, an id outside the table becomes `size`, whose
+  embedding is NaN (a negative id would count from the end).
 
   Args:
     name: the name of the argument, for messages.
     ids: `[B, T]`, integers.
     size: the size of the table.
-    shown: unmasked positions; the ids of others may be any number.
+    unmasked: unmasked positions; ids of masked positions may be any number.
     hidden_id: replaces ids outside the table at masked positions.
     table: name of the table, for messages.
 
   Raises:
-    ValueError: an id is outside the table; the message has the first one.
+    ValueError: an id is outside the table; the message has the first such id.
   """
-  traced = is_traced(ids, shown)
-  ids, shown = (x if traced else np.asarray(x) for x in (ids, shown))
+  traced = is_traced(ids, unmasked)
+  ids, unmasked = (x if traced else np.asarray(x) for x in (ids, unmasked))
   if ids.dtype.itemsize < 4:  # `size` may be too large for it.
     ids = ids.astype(np.int32)
-  outside = (ids < 0) | (ids >= size)
+  is_outside = (ids < 0) | (ids >= size)
   if traced:
-    return jnp.where(outside, jnp.where(shown, size, hidden_id), ids)
-  faults = np.argwhere(outside & shown)
-  if len(faults):
-    place = faults[0].tolist()
+    return jnp.where(is_outside, jnp.where(unmasked, size, hidden_id), ids)
+  errors = np.argwhere(is_outside & unmasked)
+  if len(errors):
+    index = errors[0].tolist()
     raise ValueError(
-      f"{name}: id {ids[tuple(place)]} at {place} is not in the {table}; "
+      f"{name}: id {ids[tuple(index)]} at {index} is not in the {table}; "
       f"expected 0 to {size - 1}, or a masked position"
     )
-  return np.where(outside, hidden_id, ids)
+  return np.where(is_outside, hidden_id, ids)
 
 
 def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
@@ -89,18 +89,18 @@ def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
     sizes: the sizes of the task.
 
   Raises:
-    ValueError: a size is missing, or a mechanism cannot work at it; the message
+    ValueError: a size is missing, or a mechanism does not support it; the message
       starts with the argument or field.
   """
   has_encoder = config.layout != "decoder"
-  for name, needed in (
+  for name, is_needed in (
     ("source_vocab_size", has_encoder),
     ("max_source_length", has_encoder),
     ("target_vocab_size", True),
     ("max_target_length", config.layout != "encoder"),
   ):
     size = getattr(sizes, name)
-    if needed and (size is None or size < 1):
+    if is_needed and (size is None or size < 1):
       raise ValueError(f"{name}: kind '{config.kind}' needs it, got {size}")
   if sizes.shared_vocabulary and has_encoder:
     if sizes.source_vocab_size != sizes.target_vocab_size:
@@ -118,10 +118,10 @@ def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
       "only if source and target have one vocabulary; set it to False"
     )
   for layer in getattr(config, "cycle", (config,)):
-    for field, chosen in layer.attentions.items():
+    for field, configs in layer.attentions.items():
       side = "target" if field == "decoder_attention" else "source"
       length = getattr(sizes, f"max_{side}_length") or 0
-      check_mechanisms(field, chosen, layer.dims(length))
+      check_mechanisms(field, configs, layer.dims(length))
   return (
     sizes.source_vocab_size or 0,
     sizes.target_vocab_size,

@@ -20,17 +20,12 @@ from models.kind import Sizes
 from models.multi_head_attention import apply_mechanism
 from models.sizes import check_length, id_sizes
 
-OPTIONAL = (
-  "source_mask",
-  "source_types",
-  "inputs_mask",
-  "global_indices",
-)
-"""Arrays of a batch that are keyword arguments of `Transformer.__call__`."""
+OPTIONAL = ("source_mask", "source_types", "inputs_mask", "global_indices")
+"""Optional arrays of a batch, keyword arguments of `Transformer.__call__`."""
 
 
 class Transformer(nn.Module):
-  """A Transformer from ids to logits: an encoder, a decoder or both.
+  """A Transformer that maps ids to logits, with an encoder, a decoder or both.
 
   Attributes:
     config: the config of the model.
@@ -153,11 +148,11 @@ class Transformer(nn.Module):
         for stack in stacks
       }
     if config.position == "disentangled":
-      own = config.slot.disentangled
+      disentangled = config.slot.disentangled
       for stack in stacks:
-        positions = table(own.size, features=config.features)
+        positions = table(disentangled.size, features=config.features)
         setattr(self, f"{stack}_relative_embeddings", positions)
-        if own.norm:
+        if disentangled.norm:
           setattr(self, f"{stack}_relative_norm", config.make_norm())
     self.head = Head(config, self.target_vocab_size)
     self.dropout = nn.Dropout(config.dropout_rate)
@@ -189,7 +184,7 @@ class Transformer(nn.Module):
       **embedded: further arguments of `embed_inputs`.
 
     Returns:
-      `[B, T, V]` float32, or float64 if the config is; T = S for an encoder, 1
+      `[B, T, V]` float32, or float64 with dtype 'float64'; for an encoder T is S, or 1
       with head 'class'. With head 'hidden', features `[B, S, F]`.
 
     Raises:
@@ -205,10 +200,10 @@ class Transformer(nn.Module):
     inputs = cast(Array, inputs)
     check_length("inputs", inputs.shape[1], self.max_target_length)
     positions = np.arange(inputs.shape[1])[None, :]
-    counted = positions
+    token_index = positions
     if self.config.embedding.position_skips_masked and inputs_mask is not None:
-      counted = jnp.cumsum(inputs_mask, axis=1) * inputs_mask - 1
-    x = self._decoder_inputs(inputs, counted, deterministic, **embedded)
+      token_index = jnp.cumsum(inputs_mask, axis=1) * inputs_mask - 1
+    x = self._decoder_inputs(inputs, token_index, deterministic, **embedded)
     x = self._apply_stack(
       "decoder",
       x,
@@ -251,7 +246,7 @@ class Transformer(nn.Module):
     lengths: Int[Array, "B"],
     **embedded: Any,
   ) -> Float[Array, "B V"]:
-    """Reads the first `lengths` of P ids at once into 'cache'.
+    """Reads the first `lengths` of P ids into 'cache' in one call.
 
     Args:
       inputs: `[B, P]`, the ids.
@@ -268,14 +263,14 @@ class Transformer(nn.Module):
     return self._logits(self._norm_output("decoder", last))[:, 0]
 
   def decode(self, inputs: Int[Array, "B"]) -> Float[Array, "B V"]:
-    """Computes the logits after one more id of each sequence; updates 'cache'."""
+    """Computes the logits after one more id of each sequence, and updates 'cache'."""
     index = self.get_variable("cache", "index")
     x = self._decoder_features(inputs[:, None], index[:, None])
     self.put_variable("cache", "index", index + 1)
     return self._logits(self._norm_output("decoder", x))[:, 0]
 
   def _decoder_features(self, inputs, positions, lengths=None, **embedded):
-    """Features of the inputs; every layer updates 'cache'."""
+    """Computes the features of the inputs; each layer updates 'cache'."""
     mask = self.get_variable("memory", "mask")
     x = self._decoder_inputs(inputs, positions, **embedded)
     tables = self._relative_tables("decoder")
@@ -290,13 +285,13 @@ class Transformer(nn.Module):
 
   @nn.nowrap
   def _side(self, stack: str) -> tuple[str, int]:
-    """The side of a batch that a stack takes, and its longest sequence."""
+    """The side of a batch that a stack reads, and its largest length."""
     if stack == "encoder":
       return "source", self.max_source_length
     return "target", self.max_target_length
 
   def _relative_tables(self, stack: str) -> dict[str, Any]:
-    """The table by distance that all layers of a stack share."""
+    """The relative position table that all layers of a stack share."""
     config = self.config
     if config.position == "t5":
       distance, is_causal = config.slot.relative_distance, stack == "decoder"
@@ -321,7 +316,7 @@ class Transformer(nn.Module):
     global_indices=None,
     deterministic=True,
   ):
-    """Features of the source, and the mask of its tokens."""
+    """Computes the features of the source and the mask of its tokens."""
     check_length("source", source.shape[1], self.max_source_length)
     if source_mask is None:
       source_mask = source != PAD_ID
@@ -361,7 +356,7 @@ class Transformer(nn.Module):
     return x if is_one else getattr(self, f"{stack}_streams")(x)
 
   def _norm_output(self, stack, x):
-    """Applies the norm at the end of a stack, which norm 'post' does not have."""
+    """Applies the norm at the end of a stack; with norm 'post', there is none."""
     return (
       x if self.config.norm == "post" else getattr(self, f"{stack}_norm")(x)
     )
@@ -398,12 +393,12 @@ class Transformer(nn.Module):
     return self._embed(self.target_embedding, "target", inputs, positions)
 
   def _decoder_inputs(self, inputs, positions, deterministic=True, **embedded):
-    """Embeds ids and positions of the decoder, normalized, with dropout."""
+    """Embeds ids and positions of the decoder; applies norm and dropout."""
     x = self.embed_inputs(inputs, positions, deterministic, **embedded)
     return self._finish_embedding("target", x, deterministic)
 
   def _finish_embedding(self, side, x, deterministic):
-    """Normalizes the sum of embeddings, if the config says so, with dropout."""
+    """Applies the config's norm and projection and dropout to the sum of embeddings."""
     if self.config.embedding.embedding_norm:
       x = getattr(self, f"{side}_embedding_norm")(x)
     x = self._project_embedding("sum", side, x)
@@ -423,7 +418,7 @@ class Transformer(nn.Module):
     return x
 
   def _project_embedding(self, kind, side, x):
-    """Maps embeddings of width E to F, if the config does it here."""
+    """Maps embeddings of width E to F if the config projects this `kind`."""
     embedding = self.config.embedding
     if embedding.embedding_dim is None or embedding.projected != kind:
       return x

@@ -1,6 +1,6 @@
 """The interface of every task, and functions that tasks share.
 
-A task owns its data, its vocabulary and its metrics. It makes NumPy batches. Tasks
+A task owns its data, its vocabulary and its metrics, and creates NumPy batches. Tasks
 do not depend on models, and models do not depend on tasks.
 """
 
@@ -26,7 +26,7 @@ recordings have 'frames' [B, S, M] float32 with 'source_mask'.
 """
 
 PAD, BOS, EOS = 0, 1, 2
-"""The first ids of every vocabulary that this package makes."""
+"""The first ids of every vocabulary that this package creates."""
 
 
 class LayoutError(ValueError):
@@ -51,15 +51,15 @@ class DecodeBatch(NamedTuple):
 class Task(Protocol):
   """Data, vocabulary and metrics of one experiment.
 
-  A task may inherit from this class. The defaults are those of a task whose answers are
-  at known positions: one forward pass predicts them, and nothing is decoded.
+  A task may inherit from this class. The defaults suit a task whose answers are at
+  known positions: one forward pass predicts them, and nothing is decoded.
 
   Attributes:
     source_vocab_size: size of the source vocabulary; None without an encoder.
     target_vocab_size: size of the target vocabulary.
     shared_vocabulary: whether source and target share one vocabulary.
     max_source_length: longest S of any batch; None without an encoder.
-    max_target_length: longest T of any batch, generated ones included.
+    max_target_length: longest T of any batch, including generated sequences.
     pad_id: fills rows up to a common length; its weight is 0.
     bos_id: the first input of a decoder without a prompt.
     eos_id: ends a sequence.
@@ -97,7 +97,7 @@ class Task(Protocol):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Metric name → [sum, count], without the loss; traceable by JAX."""
+    """Maps metric names to [sum, count], without the loss; JAX can trace it."""
     accuracy = token_accuracy(logits, batch["targets"], batch["weights"])
     return {"accuracy": accuracy}
 
@@ -168,13 +168,13 @@ def input_shapes(task: Task) -> Mapping[str, tuple[int, ...]]:
   return getattr(task, "input_shapes", {})
 
 
-def layout(task: str, kind: str, served: Sequence[str]) -> str:
-  """The batch layout for a kind of model.
+def layout(task: str, kind: str, supported: Sequence[str]) -> str:
+  """Checks that a task supports a batch layout, and returns the layout.
 
   Args:
     task: name of the task, for the message.
     kind: the `layout` of the model's config.
-    served: the layouts that the task supports.
+    supported: the layouts that the task supports.
 
   Returns:
     `kind`.
@@ -182,9 +182,9 @@ def layout(task: str, kind: str, served: Sequence[str]) -> str:
   Raises:
     LayoutError: the task does not support this kind of model.
   """
-  if kind not in served:
+  if kind not in supported:
     raise LayoutError(
-      f"model.kind: {task} supports {', '.join(served)}, got {kind!r}"
+      f"model.kind: {task} supports {', '.join(supported)}, got {kind!r}"
     )
   return kind
 
@@ -206,11 +206,11 @@ def sequence_accuracy(
   decoding produces that prefix; if one is wrong, greedy decoding makes the same error.
   So this equals exact match of greedy decoding.
   """
-  counted = weights > 0
-  right = jnp.argmax(logits, axis=-1) == targets
-  rows = jnp.any(counted, axis=-1)
-  exact = jnp.all(right | ~counted, axis=-1) & rows
-  return jnp.stack([exact.sum(), rows.sum()]).astype(jnp.float32)
+  is_weighted = weights > 0
+  is_right = jnp.argmax(logits, axis=-1) == targets
+  rows = jnp.any(is_weighted, axis=-1)
+  is_exact = jnp.all(is_right | ~is_weighted, axis=-1) & rows
+  return jnp.stack([is_exact.sum(), rows.sum()]).astype(jnp.float32)
 
 
 def last_accuracy(
@@ -221,16 +221,16 @@ def last_accuracy(
   In a task with a target at every position, the last target is the answer for the whole
   sequence, whereas `token_accuracy` is a mean over all positions.
   """
-  counted = weights > 0
-  rows = jnp.any(counted, axis=-1)
-  last = counted.shape[-1] - 1 - jnp.argmax(counted[:, ::-1], axis=-1)
-  right = jnp.argmax(logits, axis=-1) == targets
-  hits = jnp.take_along_axis(right, last[:, None], axis=-1)[:, 0] & rows
+  is_weighted = weights > 0
+  rows = jnp.any(is_weighted, axis=-1)
+  last = is_weighted.shape[-1] - 1 - jnp.argmax(is_weighted[:, ::-1], axis=-1)
+  is_right = jnp.argmax(logits, axis=-1) == targets
+  hits = jnp.take_along_axis(is_right, last[:, None], axis=-1)[:, 0] & rows
   return jnp.stack([hits.sum(), rows.sum()]).astype(jnp.float32)
 
 
 def divide(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-  """Metric name → sum / count, without metrics whose count is 0."""
+  """Divides the sum of each metric by its count, without metrics whose count is 0."""
   return {
     name: float(total) / float(count)
     for name, (total, count) in sums.items()
@@ -261,12 +261,12 @@ def epoch_order(
 
 def indices(step: int, batch_size: int, rows: np.ndarray | None) -> np.ndarray:
   """Example numbers of a step, step · B … (step + 1) · B − 1, or of some rows."""
-  own = np.arange(batch_size) if rows is None else rows
-  return own + step * batch_size
+  offsets = np.arange(batch_size) if rows is None else rows
+  return offsets + step * batch_size
 
 
 def select_rows(batch: Batch, rows: np.ndarray | None) -> Batch:
-  """Some rows of a batch; None selects all."""
+  """Selects rows of a batch; None selects all."""
   if rows is None:
     return batch
   return {name: array[rows] for name, array in batch.items()}

@@ -1,4 +1,4 @@
-"""Batches of similar lengths in a few shapes; each shape compiles once."""
+"""Batches of similar lengths in a few shapes, each of which compiles once."""
 
 from collections.abc import Sequence
 import functools
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_MOVES = 64
+_NUM_CANDIDATES = 64
 
 
 class Ragged(NamedTuple):
@@ -48,9 +48,9 @@ def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:
   """Chooses the shapes (S, T) to which a set of pairs is padded.
 
   Minimises the padded area by coordinate descent; each pair uses the smallest shape
-  that fits it. Starting from equal quantiles, each update moves one side of
-  one shape to its best value. Cost: O(max_shapes · distinct pairs of lengths) for
-  each of a few sweeps, with 64 candidate values per side; 0.2 s for 29,000 pairs.
+  that fits it. Starting from equal quantiles, each update sets one side of one shape
+  to its best value. Cost: O(max_shapes · distinct pairs of lengths) for each of a few
+  sweeps, with 64 candidate values per side; 0.2 s for 29,000 pairs.
 
   Args:
     lengths: [n, 2].
@@ -62,7 +62,7 @@ def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:
   pairs, counts = np.unique(lengths, axis=0, return_counts=True)
   max_shapes = min(max_shapes, len(pairs))
   shapes = _quantiles(lengths, np.arange(1, max_shapes + 1) / max_shapes)
-  moves = _quantiles(lengths, np.linspace(0, 1, _MOVES))
+  candidates = _quantiles(lengths, np.linspace(0, 1, _NUM_CANDIDATES))
   areas = np.stack([_areas(pairs, shape) for shape in shapes])
   best, previous = areas.min(axis=0) @ counts, np.inf
   while best < previous:
@@ -70,7 +70,7 @@ def choose_shapes(lengths: np.ndarray, max_shapes: int) -> np.ndarray:
     for i in range(len(shapes) - 1):  # The last shape has to fit every pair.
       others = np.delete(areas, i, axis=0).min(axis=0)
       for axis in (0, 1):
-        for length in np.unique(moves[:, axis]):
+        for length in np.unique(candidates[:, axis]):
           shape = shapes[i].copy()
           shape[axis] = length
           total = np.minimum(others, _areas(pairs, shape)) @ counts
@@ -97,9 +97,9 @@ def fit(shapes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 class BucketedBatches:
   """The rows and the shape of each training step.
 
-  Every epoch is a new permutation: full batches of rows that need the same shape,
-  and batches of the remaining rows of all buckets, in a shape that fits them, all in
-  random order. An epoch omits fewer than B rows, different ones each time.
+  Every epoch is a new permutation: full batches of rows that need the same shape, and
+  batches of the remaining rows of all buckets in a shape that fits them, all in random
+  order. An epoch omits fewer than B rows, which differ from epoch to epoch.
 
   `batch(step)` is a pure function of (seed, step).
   """
@@ -137,7 +137,7 @@ class BucketedBatches:
       rest.append(members[cut:])
     pool = rng.permutation(np.concatenate(rest))
     pool = pool[: len(pool) // size * size]
-    # Similar lengths together; sorted by area, like the shapes.
+    # Sorted by area, like the shapes, so that a batch has similar lengths.
     pool = pool[np.argsort(self._lengths[pool].sum(axis=1), kind="stable")]
     plan = np.concatenate([*full, pool]).reshape(-1, size)
     longest = self._lengths[plan].max(axis=1)

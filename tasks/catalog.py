@@ -60,11 +60,11 @@ def prepare_named(
     _check_network(name, builder.url_infos or (), instead)
 
   def write(scratch: pathlib.Path) -> pathlib.Path:
-    fresh = _find(name, str(scratch), field)
+    builder = _find(name, str(scratch), field)
     downloads = cache.folder("datasets") / "downloads"
     try:
-      with without_tensorflow(fresh):
-        fresh.download_and_prepare(
+      with without_tensorflow(builder):
+        builder.download_and_prepare(
           download_dir=str(downloads),
           # Google hosts prepared datasets as tfrecord, which needs TensorFlow.
           download_config=tfds.download.DownloadConfig(try_download_gcs=False),
@@ -73,7 +73,7 @@ def prepare_named(
       raise DataError(
         f"task.{field}: cannot prepare {name}: {_line(error)}"
       ) from error
-    return pathlib.Path(fresh.data_dir)
+    return pathlib.Path(builder.data_dir)
 
   return tfds.builder_from_directory(cache.prepare(path, write))
 
@@ -103,7 +103,7 @@ def held_out_split(
   """The name of the held-out split: validation, else test, else None.
 
   Raises:
-    DataError: there is no train split.
+    DataError: the dataset has no train split.
   """
   splits = builder.info.splits
   if "train" not in splits:
@@ -134,13 +134,13 @@ def _find(
 
 
 def _check_features(
-  name: str, known: Iterable[str], needed: Sequence[tuple[str, str]]
+  name: str, available: Iterable[str], needed: Sequence[tuple[str, str]]
 ) -> None:
-  known = sorted(known)
+  available = sorted(available)
   for field, feature in needed:
-    if feature not in known:
+    if feature not in available:
       raise DataError(
-        f"task.{field}: {name} has {', '.join(known)}; expected one of them, "
+        f"task.{field}: {name} has {', '.join(available)}; expected one of them, "
         f"got {feature!r}"
       )
 
@@ -148,10 +148,10 @@ def _check_features(
 def _check_network(
   name: str, urls: Iterable[str], instead: str, timeout: float = 3
 ) -> None:
-  """Raises DataError at once if TFDS would retry for minutes.
+  """Raises DataError immediately where TFDS would retry for minutes.
 
-  Any response from any host or proxy is enough; TFDS reports later failures.
-  Threads are needed because name resolution ignores timeouts.
+  A response from any host or proxy is enough; TFDS reports later failures. Threads are
+  needed because name resolution ignores timeouts.
   """
   proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
   parsed = [urllib.parse.urlsplit(u) for u in ([proxy] if proxy else urls)]

@@ -40,7 +40,7 @@ class Units(abc.ABC):
     """
     self._names = names
     self._ids = {name: i for i, name in names.items()}
-    self._typed = "|".join(map(re.escape, extra))
+    self._name_pattern = "|".join(map(re.escape, extra))
     self._first = next(i for i in range(len(names) + 1) if i not in names)
     self.file = self.FILE
     self.size = len(names) + count
@@ -68,13 +68,14 @@ class Units(abc.ABC):
     """Ids of a user's line; recognises the names of special tokens.
 
     Raises:
-      ValueError: the vocabulary lacks a character.
+      ValueError: the vocabulary does not have a character.
     """
-    parts = re.split(f"({self._typed})", line) if self._typed else [line]
+    pattern = self._name_pattern
+    parts = re.split(f"({pattern})", line) if pattern else [line]
     ids: list[int] = []
     for number, part in enumerate(parts):
       is_name = number % 2
-      ids += [self._ids[part]] if is_name else self._spell(part)
+      ids += [self._ids[part]] if is_name else self._encode_plain(part)
     return ids
 
   def labels(self, ids: Sequence[int] | np.ndarray) -> list[str]:
@@ -82,7 +83,7 @@ class Units(abc.ABC):
     return [self._names.get(int(i)) or self._label(int(i)) for i in ids]
 
   @abc.abstractmethod
-  def _spell(self, text: str) -> list[int]:
+  def _encode_plain(self, text: str) -> list[int]:
     """Ids of a user's text, without special tokens."""
 
   @abc.abstractmethod
@@ -93,7 +94,7 @@ class Units(abc.ABC):
 class Characters(Units):
   """One id per character, after the special tokens.
 
-  A new vocabulary has them in the order of code points, a file in any order.
+  A new vocabulary is sorted by code point; a file may have any order.
   """
 
   FILE = "characters.json"
@@ -109,13 +110,13 @@ class Characters(Units):
     """Raises DataError if a text has an unknown character."""
     for character in sorted({*text} - self._character_ids.keys()):
       raise DataError(
-        f"task.tokenizer: the text has the character {character!r}, which is "
-        f"not among the {len(self._characters)} that the vocabulary knows"
+        f"task.tokenizer: the text has the character {character!r}, which is not "
+        f"one of the {len(self._characters)} characters of the vocabulary"
       )
 
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of a text that has only known characters, int32."""
-    # Equals `self._character_ids`, vectorised.
+    # A vectorised lookup in `self._character_ids`.
     vocabulary = np.array([ord(c) for c in self._characters], np.uint32)
     order = np.argsort(vocabulary)
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -141,14 +142,14 @@ class Characters(Units):
     except (ValueError, RecursionError) as error:
       raise DataError(f"task.tokenizer: {file} is not JSON: {error}") from error
     if not isinstance(characters, list) or not all(
-      isinstance(one, str) and len(one) == 1 for one in characters
+      isinstance(x, str) and len(x) == 1 for x in characters
     ):
       raise DataError(f"task.tokenizer: {file} is not a list of characters")
     if len({*characters}) < len(characters):
       raise DataError(f"task.tokenizer: {file} has a character twice")
     return cls(characters, extra)
 
-  def _spell(self, text: str) -> list[int]:
+  def _encode_plain(self, text: str) -> list[int]:
     for character in text:
       if character not in self._character_ids:
         raise ValueError(f"{character!r} does not occur in the training text")
@@ -182,7 +183,7 @@ class Bytes(Units):
     return values.astype(np.int32) + self._first
 
   def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Like `Units.align`; the first byte of a character has its length of 1."""
+    """Like `Units.align`; only the first byte of a character has length 1."""
     ids = self.encode_text(text)
     is_first = (ids - self._first) & 0b1100_0000 != 0b1000_0000
     return ids, is_first.astype(np.int32)
@@ -210,7 +211,7 @@ class Bytes(Units):
       )
     return vocabulary
 
-  def _spell(self, text: str) -> list[int]:
+  def _encode_plain(self, text: str) -> list[int]:
     return self.encode_text(text).tolist()
 
   def _byte(self, token_id: int) -> bytes:
@@ -223,7 +224,7 @@ class Bytes(Units):
 
 
 class Ids(Units):
-  """Ids without text: each is written as its number.
+  """Ids without text, which are written as numbers.
 
   Special tokens follow them.
   """
@@ -239,15 +240,15 @@ class Ids(Units):
 
   def encode_text(self, text: str) -> np.ndarray:
     """Ids of numbers that are separated by spaces, int32."""
-    return np.array(self._spell(text), np.int32)
+    return np.array(self._encode_plain(text), np.int32)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Ids separated by spaces, up to EOS."""
     special, ids = self.special, [int(i) for i in ids]
     if special.eos in ids:
       ids = ids[: ids.index(special.eos)]
-    unread = special.pad, special.bos
-    return " ".join(self.labels([i for i in ids if i not in unread]))
+    skipped = special.pad, special.bos
+    return " ".join(self.labels([i for i in ids if i not in skipped]))
 
   def content(self) -> bytes:
     """The number of ids."""
@@ -263,7 +264,7 @@ class Ids(Units):
         f"task.tokenizer: {file} is not a number of ids"
       ) from error
 
-  def _spell(self, text: str) -> list[int]:
+  def _encode_plain(self, text: str) -> list[int]:
     for word in text.split():
       if not word.isdecimal() or int(word) >= self._count:
         raise ValueError(

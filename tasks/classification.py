@@ -47,7 +47,7 @@ class ClassificationConfig:
   """The source of texts and labels, and the tokenisation.
 
   Attributes:
-    path: a file with rows LABEL<tab>TEXT, or a .csv file with rows LABEL,TEXT; a
+    path: a file with rows LABEL<tab>TEXT, or a .csv file with rows LABEL,TEXT; the
       header `label,text` is optional.
     dataset: a name in the TFDS catalogue, instead of a file; the dataset needs the
       features 'text' and 'label'.
@@ -56,7 +56,7 @@ class ClassificationConfig:
     vocabulary: 'characters', 'bytes', or 'subwords', which are trained on the
       text.
     vocab_size: number of subwords, with special tokens.
-    tokenizer: as in the task `text`: a file or its folder, which replaces
+    tokenizer: a vocabulary file or its folder, as in the task `text`; replaces
       `vocabulary` and `vocab_size`.
   """
 
@@ -114,7 +114,7 @@ class ClassificationTask(LabelledTask):
 
   def encode(self, line: str) -> list[int]:
     """Ids of a text between its special tokens."""
-    ids = self._frame(self._vocabulary.encode(line))
+    ids = self._add_special(self._vocabulary.encode(line))
     if len(ids) > self._config.max_length:
       raise ValueError(
         f"expected at most {self._config.max_length} {self._vocabulary.unit} "
@@ -137,16 +137,16 @@ class ClassificationTask(LabelledTask):
 
   def _encode(self, rows: Sequence[Row]) -> tuple[Ragged, np.ndarray]:
     """Texts as ids, truncated to `max_length`, and label ids."""
-    room = self._config.max_length - 1 - len(self._after)
+    limit = self._config.max_length - 1 - len(self._after)
     texts = [
-      self._frame(self._vocabulary.encode_text(text)[:room].tolist())
+      self._add_special(self._vocabulary.encode_text(text)[:limit].tolist())
       for _, text in rows
     ]
     label_ids = {name: i for i, name in enumerate(self.names)}
     labels = np.array([label_ids[label] for label, _ in rows], np.int32)
     return Ragged.stack(texts), labels
 
-  def _frame(self, ids: list[int]) -> list[int]:
+  def _add_special(self, ids: list[int]) -> list[int]:
     return [self._cls_id, *ids, *self._after]
 
   def _batch(self, split: str, indices: np.ndarray) -> Batch:
@@ -204,14 +204,14 @@ def read_rows(path: str, held_out: float) -> LabelledTexts:
       of rows.
 
   Raises:
-    DataError: the file is missing or undecodable, a row lacks a label or text, the
+    DataError: the file is missing or undecodable, a row has no label or text, the
       first row seems to be a header with other names, or there are too few rows.
   """
   file = existing_file(path)
   rows = list(_csv(file) if suffix(file) == ".csv" else _read_tabbed(file))
   counts = collections.Counter(label for label, _ in rows)
-  first, *others = counts.values() or [0]
-  if first == 1 and len(others) > 1 and min(others) > 1:
+  first, *other_counts = counts.values() or [0]
+  if first == 1 and len(other_counts) > 1 and min(other_counts) > 1:
     raise DataError(
       f"{file}, first row: no other row has its label {rows[0][0]!r}, so it seems "
       "to be a header; name its columns label and text, or remove it"
@@ -269,11 +269,11 @@ def _check(labelled: LabelledTexts, where: str) -> LabelledTexts:
   for split, rows in zip(labelled._fields, labelled, strict=True):
     if not rows:
       raise DataError(f"{where}: empty {split} split")
-  known = {label for label, _ in labelled.train}
-  if len(known) < 2:
+  train_labels = {label for label, _ in labelled.train}
+  if len(train_labels) < 2:
     raise DataError(
       f"{where}: expected at least 2 labels among {len(labelled.train)} training "
-      f"rows, got {', '.join(map(repr, known))}"
+      f"rows, got {', '.join(map(repr, train_labels))}"
     )
   return labelled
 

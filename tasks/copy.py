@@ -1,4 +1,4 @@
-"""Copies, reverses or duplicates random sequences: the smallest test of learning.
+"""Copying, reversing or duplicating random sequences: the smallest test of learning.
 
 Sequences are computed from (seed, split, index) with a counter-based generator
 (Philox; Salmon et al. 2011) and never stored.
@@ -28,12 +28,12 @@ class CopyConfig:
   """The sequences, and the operation on them.
 
   Attributes:
-    kind: 'copy' repeats the sequence w, 'reverse' reverses it, 'duplicate' is
-      the `0w0w` of Kitaev et al. (2020), for decoders only: a separator before
-      each w, and the loss on the second half. Its length is
-      2 · max_length + 2, so 511 symbols give the 1024 of the paper.
+    kind: 'copy' repeats the sequence w, 'reverse' reverses it, and 'duplicate' is the
+      `0w0w` of Kitaev et al. (2020), for decoders only: a separator before each w, and
+      the loss on the second half. Its length is 2 · max_length + 2, so 511 symbols
+      give the 1024 of the paper.
     vocab_size: number of symbols, written 0 … vocab_size − 1.
-    min_length: shortest w; equal to `max_length` for one fixed length.
+    min_length: shortest w; equal to `max_length` for a fixed length.
     max_length: longest w, in symbols.
     eval_lengths: lengths of w below `min_length` or above `max_length`; each is
       a split such as 'length_32', after 'validation', in which every w has that
@@ -73,10 +73,10 @@ class CopyTask(GeneratedTask):
   def __init__(
     self, config: CopyConfig, *, kind: str, batch_size: int, seed: int
   ):
-    served = ("encoder_decoder", "decoder", "encoder")
+    supported = ("encoder_decoder", "decoder", "encoder")
     if config.kind == "duplicate":
-      served = ("decoder",)
-    self._kind = base.layout(f"task.kind={config.kind!r}", kind, served)
+      supported = ("decoder",)
+    self._kind = base.layout(f"task.kind={config.kind!r}", kind, supported)
     super().__init__(
       config,
       itertools.chain(["|"], map(str, range(config.vocab_size))),
@@ -93,7 +93,7 @@ class CopyTask(GeneratedTask):
   def decode_batches(self, split: str) -> Iterator[DecodeBatch]:
     """Yields the held-out sequences as prompts.
 
-    Yields nothing for an encoder, and nothing for lengths that are not trained.
+    Yields nothing for an encoder, or for lengths that are not trained.
     """
     if self._kind == "encoder" or split not in _SPLITS:
       return
@@ -171,17 +171,18 @@ class CopyTask(GeneratedTask):
     """The sequences of a split with these indices: ids [B, L], lengths [B].
 
     A sequence is held out if its weighted sum of symbols is 0 modulo the number of
-    symbols, as for one in `vocab_size`. So no sequence is in both training and held-out
-    data, even if there are few possible sequences and held-out ones repeat. The first
-    symbol is chosen to give the required sum; its distribution stays uniform.
+    symbols, which holds for one sequence in `vocab_size`. So no sequence is in both
+    training and held-out data, even if there are few possible sequences and held-out
+    ones repeat. The first symbol is chosen to give the required sum; its distribution
+    stays uniform.
     """
     shortest, length = self._config.min_length, self._config.max_length
     if split not in _SPLITS:
       shortest = length = int(split.removeprefix("length_"))
     size = np.uint64(self._config.vocab_size)
-    # Philox gives four words per count, and each row begins at its own count. So
-    # one random jump suffices for the batch, and a row depends only on its index,
-    # not on the batch size.
+    # Philox gives four words per count, and each row starts at its own count. So one
+    # random jump suffices for the batch, and a row depends only on its index, not on
+    # the batch size.
     counts = -(-(length + 2) // 4)
     first, stop = int(indices.min()), int(indices.max()) + 1
     philox = np.random.Philox(key=self._key(split))
@@ -195,8 +196,8 @@ class CopyTask(GeneratedTask):
     remainder = np.zeros(len(indices), np.uint64)
     if split == "train":
       remainder = np.uint64(1) + raw[:, 1] % (size - np.uint64(1))
-    others = (symbols[:, 1:] * _sum_weights(length)[1:]).sum(axis=1) % size
-    symbols[:, 0] = (remainder + size - others) % size
+    rest = (symbols[:, 1:] * _sum_weights(length)[1:]).sum(axis=1) % size
+    symbols[:, 0] = (remainder + size - rest) % size
     ids = symbols.astype(np.int32) + FIRST_SYMBOL
     return np.where(np.arange(length) < lengths[:, None], ids, PAD), lengths
 
@@ -204,8 +205,8 @@ class CopyTask(GeneratedTask):
     """The generator's key [2] of a split; no two splits share a number."""
     if split not in _SPLITS:
       return draws.split_key(self._seed, split)
-    # These two splits are keyed by their number, as in earlier versions, so that
-    # a seed keeps its sequences.
+    # The keys of these two splits are numbers, as in earlier versions, so that a seed
+    # keeps its sequences.
     sequence = np.random.SeedSequence((self._seed, _SPLITS.index(split)))
     return sequence.generate_state(2, np.uint64)
 
@@ -239,7 +240,7 @@ class CopyTask(GeneratedTask):
   def _answers(
     self, words: np.ndarray, lengths: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
-    """The answers, with EOS if a decoder produces them."""
+    """The answers, with EOS if a decoder generates them."""
     if self._config.kind == "reverse":
       columns = lengths[:, None] - 1 - np.arange(words.shape[1])
       reversed_ = np.take_along_axis(words, np.maximum(columns, 0), axis=1)

@@ -1,4 +1,4 @@
-"""The three sources of sentence pairs behind one interface: `Corpus`."""
+"""Three sources of sentence pairs with one interface, `Corpus`."""
 
 from collections.abc import Callable, Iterator, Mapping
 import hashlib
@@ -21,7 +21,7 @@ _CHUNK = 1000
 AUTOMATIC_SIZES = {"numbers": 128, "files": 4000, "tfds": 8000}
 """Default number of subwords for each source."""
 
-_OF_NUMBERS = ("max_number", "num_train", "num_validation")
+_NUMBER_FIELDS = ("max_number", "num_train", "num_validation")
 
 Chunk = tuple[list[str], list[str]]
 """Sources and targets."""
@@ -29,7 +29,7 @@ Chunk = tuple[list[str], list[str]]
 
 @dataclass(frozen=True, config=STRICT)
 class TranslationConfig:
-  """The source of sentence pairs, and how they are batched.
+  """The source of sentence pairs, and the shapes of their batches.
 
   Attributes:
     source: 'numbers' needs no data; 'files' reads the folder `path`, with
@@ -63,8 +63,8 @@ class TranslationConfig:
   def __post_init__(self):
     unread = {
       "numbers": ("path", "dataset"),
-      "files": ("dataset", *_OF_NUMBERS),
-      "tfds": _OF_NUMBERS,
+      "files": ("dataset", *_NUMBER_FIELDS),
+      "tfds": _NUMBER_FIELDS,
     }
     check_unread(self, unread[self.source], f"source={self.source!r}")
     needs_path = self.source == "files"
@@ -101,8 +101,8 @@ class Corpus(NamedTuple):
   """Prepared sentence pairs.
 
   Attributes:
-    splits: maps 'train', 'validation' and each split that begins with 'test' to a
-      function that reads its pairs in order.
+    splits: maps 'train', 'validation' and each split whose name starts with 'test' to
+      a function that reads its pairs in order.
     digest: hash of the content.
   """
 
@@ -143,7 +143,7 @@ def _numbers(config: TranslationConfig) -> Corpus:
   languages = config.source_language, config.target_language
   numbers.check_languages(*languages)
   sizes = config.max_number, config.num_train, config.num_validation
-  # Raise the first number if the rule that draws and spells numbers changes.
+  # Increment the first number if numbers are drawn or spelled in another way.
   version = f"1 num2words {getattr(num2words, '__version__', '')}"
   digest = hashlib.sha256(repr((languages, sizes, version)).encode())
   name = f"number-words-{'-'.join(languages)}-{digest.hexdigest()[:16]}"
@@ -151,8 +151,8 @@ def _numbers(config: TranslationConfig) -> Corpus:
   def write(scratch: pathlib.Path) -> pathlib.Path:
     folder = scratch / name
     folder.mkdir()
-    chosen = numbers.choose_numbers(*sizes)
-    for split, pairs in numbers.number_pairs(*languages, chosen).items():
+    drawn = numbers.choose_numbers(*sizes)
+    for split, pairs in numbers.number_pairs(*languages, drawn).items():
       for language, words in zip(
         languages, zip(*pairs, strict=True), strict=True
       ):

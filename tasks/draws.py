@@ -30,7 +30,7 @@ def words(key: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
 
 
 def stream(key: np.ndarray, index: int) -> Iterator[int]:
-  """An endless stream of random words of one example."""
+  """An infinite stream of random words of one example."""
   philox = np.random.Philox(key=key, counter=_counter(index))
   while True:
     yield from philox.random_raw(1024).tolist()
@@ -45,8 +45,8 @@ def distinct(raw: np.ndarray, size: int) -> np.ndarray:
   """Integers 0 … size − 1, distinct within each row.
 
   Each is drawn from the remaining integers: the i-th draw is below size − i, and is
-  then incremented once for each smaller integer that is taken. So the cost does not
-  grow with `size`.
+  then incremented once for each smaller integer that was drawn before. So the cost does
+  not grow with `size`.
 
   Args:
     raw: [B, K] words, K at most `size`.
@@ -58,8 +58,8 @@ def distinct(raw: np.ndarray, size: int) -> np.ndarray:
   drawn = np.empty(raw.shape, np.int64)
   for i in range(raw.shape[1]):
     drawn[:, i] = below(raw[:, i], size - i)
-    for taken in np.sort(drawn[:, :i], axis=1).T:
-      drawn[:, i] += drawn[:, i] >= taken
+    for previous in np.sort(drawn[:, :i], axis=1).T:
+      drawn[:, i] += drawn[:, i] >= previous
   return drawn
 
 

@@ -25,7 +25,7 @@ _VALIDATION = ("val", "valid", "validation")
 
 
 def typed_path(text: str) -> pathlib.Path:
-  """The path of `task.path`, with `~` resolved; DataError if there is no such user."""
+  """The path of `task.path`, with `~` expanded; DataError if there is no such user."""
   try:
     return pathlib.Path(text).expanduser()
   except RuntimeError as error:  # ~nosuchuser
@@ -42,12 +42,12 @@ def existing_file(text: str) -> pathlib.Path:
 
 
 Notes = dict[pathlib.Path | str, str]
-"""Maps a file or the name of a dataset to the SHA-256 of its content."""
+"""Maps files and names of datasets to the SHA-256 of their content."""
 
 _notes: list[Notes] = []
 
 _MOST_NAMES = 1000
-"""For more files, one digest of all their digests is stored."""
+"""With more files, only one digest of all their digests is stored."""
 
 
 @contextlib.contextmanager
@@ -64,24 +64,24 @@ def record_digests() -> Iterator[Notes]:
 def note(name: pathlib.Path | str, content: bytes) -> None:
   """Records data that a run read, for `record_digests`."""
   if _notes:
-    _keep_note(name, hashlib.sha256(content).hexdigest())
+    _record_digest(name, hashlib.sha256(content).hexdigest())
 
 
 def note_file(path: pathlib.Path) -> str:
-  """Records the digest of an unpacked file that is read in parts."""
+  """Records and returns the digest of an unpacked file that is read in parts."""
   with open_bytes(path) as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
-  _keep_note(path, digest)
+  _record_digest(path, digest)
   return digest
 
 
-def _keep_note(name: pathlib.Path | str, digest: str) -> None:
+def _record_digest(name: pathlib.Path | str, digest: str) -> None:
   for notes in _notes:
     notes[name] = digest
 
 
 def name_digests(notes: Notes) -> dict[str, str]:
-  """Maps names to digests; the names do not change if the folder moves.
+  """Maps names of files to digests; a name does not change if its folder is moved.
 
   The name of a file is the last two parts of its path, 'folder/name', or more if
   that is not unique.
@@ -115,7 +115,7 @@ def _limit_digests(named_digests: dict[str, str]) -> dict[str, str]:
 
 
 def recorded_data(workdir: pathlib.Path) -> dict[str, str]:
-  """Maps names to digests of the data with which the run in `workdir` started."""
+  """Maps names of the data with which the run in `workdir` started to digests."""
   path = vocabulary_path(workdir, DATA)
   if not path.exists():
     return {}
@@ -126,17 +126,17 @@ def recorded_data(workdir: pathlib.Path) -> dict[str, str]:
 
 
 def check_data(workdir: pathlib.Path, notes: Notes) -> bytes:
-  """Checks a run's data against its digests; returns them as `sha256sum` prints them.
+  """Checks a run's data against its digests, and returns these as `sha256sum` does.
 
   Raises:
     DataError: the run in `workdir` started with other data.
   """
-  digests, began = name_digests(notes), recorded_data(workdir)
-  # Earlier versions named every file by two parts.
-  earlier = _limit_digests({_end(key): digest for key, digest in notes.items()})
-  if began and began != earlier:
-    for name in sorted(digests.keys() | began.keys()):
-      if digests.get(name) != began.get(name):
+  digests, recorded = name_digests(notes), recorded_data(workdir)
+  # Earlier versions used the last two parts of the path of every file.
+  old = _limit_digests({_end(key): digest for key, digest in notes.items()})
+  if recorded and recorded != old:
+    for name in sorted(digests.keys() | recorded.keys()):
+      if digests.get(name) != recorded.get(name):
         path = vocabulary_path(workdir, DATA)
         raise DataError(
           f"config.task: {name} has changed since the run in {workdir} began "
@@ -166,7 +166,7 @@ def suffix(path: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def long_cells() -> Iterator[None]:
-  """Removes the limit of the csv module of 131,072 characters per cell."""
+  """Removes the csv module's limit of 131,072 characters per cell."""
   limit = csv.field_size_limit(2**31 - 1)
   try:
     yield
@@ -197,7 +197,7 @@ def text_blocks(path: pathlib.Path) -> Iterator[str]:
         # The byte order mark does not belong to the first sentence.
         yield data.decode(encoding).replace("\r\n", "\n")
       except UnicodeDecodeError as error:
-        # Positions count in `error.object`, which lacks the byte order mark.
+        # `error.object` has no byte order mark.
         line += error.object.count(b"\n", 0, error.start)
         byte = error.object[error.start]
         raise DataError(
@@ -222,7 +222,7 @@ class AlignedFiles:
   """A folder of aligned text: `train.en` and `train.de`, `val.*`, `test*.*`.
 
   Attributes:
-    splits: split name → (source file, target file); 'train' and 'validation'
+    splits: maps split names to (source file, target file); 'train' and 'validation'
       (from val, valid or validation) always exist, and each `test*` that has both
       languages is a split of that name.
 

@@ -1,8 +1,8 @@
 """Shared code of tasks whose examples are computed, not stored.
 
 An example is a pure function of (seed, split, index). Answers are at marked
-positions, and only these have a weight. So accuracy under teacher forcing is the
-metric of the task, and scoring needs no generation.
+positions, and only these have a weight. So the metric is accuracy under teacher
+forcing, which needs no generation.
 """
 
 import abc
@@ -18,7 +18,7 @@ from tasks import base, draws
 from tasks.base import Batch
 
 FIRST_SYMBOL = 3
-"""Id of a task's first symbol: PAD, BOS and EOS come first."""
+"""Id of a task's first symbol, after PAD, BOS and EOS."""
 
 
 class GeneratedTask(base.Task):
@@ -28,12 +28,12 @@ class GeneratedTask(base.Task):
   not the shifted inputs.
 
   Attributes:
-    counts_rows: whether 'sequence_accuracy' is measured as well: the share of rows
-      whose answers are all correct.
+    counts_rows: whether 'sequence_accuracy', the share of rows whose answers are all
+      correct, is measured as well.
   """
 
   counts_rows: bool = False
-  _num_before = 0  # Ids that `encode` puts before those of a line.
+  _num_before = 0  # Number of ids that `encode` puts before those of a line.
 
   def __init__(
     self,
@@ -57,10 +57,10 @@ class GeneratedTask(base.Task):
       seed: seed of the examples.
       length: length of a training example.
     """
-    others = getattr(config, "eval_lengths", ())
+    eval_lengths = getattr(config, "eval_lengths", ())
     self._config = config
     lengths = dict.fromkeys(("train", "validation", "test"), length)
-    lengths |= {f"length_{other}": other for other in others}
+    lengths |= {f"length_{other}": other for other in eval_lengths}
     self._lengths = {s: self._row_length(n) for s, n in lengths.items()}
     self._symbols = ["<pad>", "<bos>", "<eos>", *symbols]
     known = self._symbols[FIRST_SYMBOL:]
@@ -96,7 +96,7 @@ class GeneratedTask(base.Task):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Share of correct answers, and of rows without an error."""
+    """Sums for the share of correct answers, and of rows without an error."""
     sums = super().metric_sums(logits, batch)
     if self.counts_rows:
       sums["sequence_accuracy"] = base.sequence_accuracy(
@@ -111,9 +111,9 @@ class GeneratedTask(base.Task):
   def encode_target(self, line: str) -> list[int]:
     """Ids of symbols separated by spaces, without EOS."""
     symbols = line.split()
-    most = self.max_target_length - self._num_before
-    if not 1 <= len(symbols) <= most:
-      raise ValueError(f"expected 1 to {most} symbols, got {len(symbols)}")
+    limit = self.max_target_length - self._num_before
+    if not 1 <= len(symbols) <= limit:
+      raise ValueError(f"expected 1 to {limit} symbols, got {len(symbols)}")
     for symbol in symbols:
       if symbol not in self._ids:
         known = list(self._ids)
@@ -159,7 +159,7 @@ class Classified(GeneratedTask):
     return 1 + length
 
   @abc.abstractmethod
-  def _read(
+  def _ids_and_answers(
     self, split: str, indices: np.ndarray
   ) -> Iterator[tuple[Sequence[int] | np.ndarray, int]]:
     """The ids of each example after `<cls>`, and its answer."""
@@ -172,7 +172,7 @@ class Classified(GeneratedTask):
     source = np.zeros((len(indices), self._lengths[split]), np.int32)
     source[:, 0] = FIRST_SYMBOL
     answers = np.empty((len(indices), 1), np.int32)
-    for row, (ids, answer) in enumerate(self._read(split, indices)):
+    for row, (ids, answer) in enumerate(self._ids_and_answers(split, indices)):
       source[row, 1 : len(ids) + 1] = ids
       answers[row] = answer
     first = np.zeros_like(answers)
@@ -189,7 +189,7 @@ def maker(
     task_type: `(config, *, batch_size, seed) -> GeneratedTask`.
     kind: the only layout that it supports.
   """
-  served = kind
+  supported = kind
 
   def make(
     config: Any,
@@ -200,9 +200,9 @@ def maker(
     workdir: pathlib.Path | None = None,
     restore: bool = False,
   ) -> GeneratedTask:
-    """Makes the task, or raises ValueError for an unsupported kind of model."""
+    """Creates the task, or raises ValueError for an unsupported kind of model."""
     del workdir, restore  # The task stores nothing.
-    base.layout(name, kind, (served,))
+    base.layout(name, kind, (supported,))
     return task_type(config, batch_size=batch_size, seed=seed)
 
   return make

@@ -1,4 +1,4 @@
-"""Induction heads: which symbol followed the special symbol before?
+"""Induction heads: which symbol followed the earlier special symbol?
 
     4 0 => 9 2 2 7 1 =>        answer 9, below the last =>
 

@@ -21,7 +21,7 @@ CLOSE = FIRST_SYMBOL + 1
 _FIRST_OPERATOR = FIRST_SYMBOL + 2
 _TRIES = 20_000
 # Each level is a recursive call; Python allows 1,000.
-_MOST_LEVELS = 500
+_MAX_LEVELS = 500
 
 
 def median(values: Sequence[int]) -> int:
@@ -56,13 +56,13 @@ class ListopsConfig:
     max_args: largest number of arguments of an operator; the smallest is 2.
     min_length: smallest number of tokens of an expression, with `]`.
     max_length: largest number of tokens. Only a quarter of all arguments are
-      operators, so lengths that hardly occur raise an error.
+      operators; lengths that hardly ever occur raise an error.
     train_size: number of training examples, which are repeated; 0 means that every
       example is new.
     eval_size: number of held-out examples.
   """
 
-  max_depth: Annotated[int, Interval(ge=2, le=_MOST_LEVELS)] = 10
+  max_depth: Annotated[int, Interval(ge=2, le=_MAX_LEVELS)] = 10
   max_args: Annotated[int, Ge(2)] = 10
   min_length: Count = 500
   max_length: int = 2000
@@ -95,7 +95,7 @@ class ListopsTask(Classified):
     # Raises an error now if no expression has a suitable length.
     self._expression("train", 0)
 
-  def _read(
+  def _ids_and_answers(
     self, split: str, indices: np.ndarray
   ) -> Iterator[tuple[list[int], int]]:
     for index in indices.tolist():
@@ -105,10 +105,10 @@ class ListopsTask(Classified):
   def _expression(self, split: str, index: int) -> tuple[list[int], int]:
     """Tokens and value of the first drawn expression with a suitable length."""
     config = self._config
-    draw = draws.stream(draws.split_key(self._seed, split), index)
+    words = draws.stream(draws.split_key(self._seed, split), index)
     for _ in range(_TRIES):
       tokens: list[int] = []
-      value = _grow(draw, config, config.max_depth, tokens)
+      value = _append_expression(words, config, config.max_depth, tokens)
       if config.min_length <= len(tokens) <= config.max_length:
         return tokens, value
     raise ValueError(
@@ -118,22 +118,22 @@ class ListopsTask(Classified):
     )
 
 
-def _grow(
-  draw: Iterator[int], config: ListopsConfig, depth: int, tokens: list[int]
+def _append_expression(
+  words: Iterator[int], config: ListopsConfig, depth: int, tokens: list[int]
 ) -> int:
   """Appends an expression of at most `depth` levels, and returns its value.
 
-  An expression that is too long stays unfinished.
+  An expression that is too long is left incomplete.
   """
-  if depth == 1 or next(draw) % 4:
-    digit = next(draw) % 10
+  if depth == 1 or next(words) % 4:
+    digit = next(words) % 10
     tokens.append(_FIRST_DIGIT + digit)
     return digit
-  operator = next(draw) % len(_VALUES)
+  operator = next(words) % len(_VALUES)
   tokens.append(_FIRST_OPERATOR + operator)
   values = []
-  for _ in range(2 + next(draw) % (config.max_args - 1)):
-    values.append(_grow(draw, config, depth - 1, tokens))
+  for _ in range(2 + next(words) % (config.max_args - 1)):
+    values.append(_append_expression(words, config, depth - 1, tokens))
     if len(tokens) > config.max_length:
       return 0
   tokens.append(CLOSE)

@@ -1,4 +1,4 @@
-"""Needle in a haystack: the value of one key, by depth and by length.
+"""Needle in a haystack: the value of one key, at several depths and lengths.
 
     f3 f1 k4 v2 f1 f1 f0 f5 k1 v7 ? k4        answer v2, below the last k4
 
@@ -31,7 +31,7 @@ class NeedleConfig:
   """Length, number of distractors, and lengths and depths of evaluation.
 
   Attributes:
-    length: T in training: pairs among filler, then `?` and the key.
+    length: T in training, for pairs among filler, then `?` and the key.
     eval_lengths: other T; each is a split such as 'length_512', after 'test'.
     num_depths: number of depths that are evaluated in turn, evenly spaced from the
       first position of the haystack to the last. In training every position is

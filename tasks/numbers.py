@@ -10,16 +10,18 @@ import numpy as np
 from settings.errors import DataError
 from tasks.files import Pairs
 
-_HELD_OUT = 8  # One number in eight may be used for validation.
-_ALWAYS_TRAINED = 100  # Larger numbers consist of the words of smaller ones.
+_HELD_OUT = 8
+"""One number in eight may be used for validation."""
+_ALWAYS_TRAINED = 100
+"""Smaller numbers are always trained; larger ones consist of their words."""
 
 
 def held_out(numbers: np.ndarray) -> np.ndarray:
-  """Which numbers a hash holds out of training, [n] → bool.
+  """Returns whether each number [n] is held out of training, by a hash.
 
-  The hash is SplitMix64's finaliser (Steele et al. 2014), so a number is in the
-  same split for all sizes of the splits. Numbers below 100 are always trained,
-  because a word such as "zero" occurs in no other number.
+  The hash is SplitMix64's finaliser (Steele et al. 2014), so a number is in the same
+  split for all sizes of the splits. Numbers below 100 are always trained, because a
+  word such as "zero" occurs in no other number.
   """
   x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
   x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -34,25 +36,25 @@ def choose_numbers(
   """Draws disjoint training and validation numbers from 0 … max_number.
 
   Each number of digits gets an equal share, as far as there are enough numbers. In a
-  uniform draw, nine of ten numbers would have the most digits.
+  uniform draw, nine of ten numbers would have the largest number of digits.
 
   Raises:
     DataError: there are fewer numbers than requested.
   """
   numbers = np.arange(max_number + 1)
-  withheld = held_out(numbers)
-  chosen = {}
+  is_held_out = held_out(numbers)
+  numbers_by_split = {}
   for name, field, pool, count in (
-    ("train", "num_train", numbers[~withheld], num_train),
-    ("validation", "num_validation", numbers[withheld], num_validation),
+    ("train", "num_train", numbers[~is_held_out], num_train),
+    ("validation", "num_validation", numbers[is_held_out], num_validation),
   ):
     if count > len(pool):
       raise DataError(
         f"task.{field}: expected at most {len(pool)}, the {name} numbers up to "
         f"max_number={max_number}, got {count}"
       )
-    chosen[name] = _draw(pool, count)
-  return chosen
+    numbers_by_split[name] = _draw(pool, count)
+  return numbers_by_split
 
 
 def check_languages(source: str, target: str) -> None:
@@ -64,7 +66,7 @@ def check_languages(source: str, target: str) -> None:
     if language not in num2words.CONVERTER_CLASSES:
       known = ", ".join(sorted(num2words.CONVERTER_CLASSES))
       raise DataError(
-        f"task.{field}: num2words knows {known}, not {language!r}"
+        f"task.{field}: num2words supports {known}, not {language!r}"
       )
 
 
@@ -85,16 +87,16 @@ def number_pairs(
 
 
 def _draw(pool: np.ndarray, count: int) -> np.ndarray:
-  """Draws `count` numbers of a sorted pool, evenly over their digits; sorted."""
+  """Draws `count` sorted numbers from a sorted pool, evenly by number of digits."""
   digits = np.searchsorted(10 ** np.arange(1, 19), pool, side="right")
   groups = [pool[digits == d] for d in np.unique(digits)]
-  # Small groups first; larger groups fill what these lack.
+  # Small groups first, because larger ones supply the numbers that these lack.
   groups.sort(key=len)
   rng = np.random.default_rng(0)
   drawn = []
   for i, group in enumerate(groups):
-    # The last group gets the remainder, which fits: the pool is large enough, and
-    # each smaller group gave its share or all of its numbers.
+    # The last group supplies the remainder. It has enough numbers, because each smaller
+    # group supplied its share or all of its numbers.
     share = min(len(group), (count - sum(map(len, drawn))) // (len(groups) - i))
     drawn.append(rng.choice(group, share, replace=False, shuffle=False))
   return np.sort(np.concatenate(drawn))

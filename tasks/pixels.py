@@ -11,7 +11,8 @@ import PIL.Image
 from settings.errors import DataError
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_DEPTH = 24  # Byte of a PNG file that has the bits per channel.
+_PNG_DEPTH = 24
+"""Position of the byte of a PNG file that has the bits per channel."""
 
 _GREY, _COLOUR = ("1", "L"), ("P", "RGB")
 """Pillow's modes that are read as one channel, and as three."""

@@ -88,7 +88,7 @@ class RecallConfig:
 
 
 class RecallTask(GeneratedTask):
-  """Pairs, then queries; the answer is expected where a key appears again.
+  """Pairs, then queries; the answer is due where a key appears again.
 
   decoder: inputs = pairs, then keys among filler; weights on these keys.
   """
@@ -128,11 +128,11 @@ class RecallTask(GeneratedTask):
       "weights": np.zeros(shape, np.float32),
     }
     for choice, pairs in enumerate(numbers):
-      is_chosen = choices == choice
+      mask = choices == choice
       for name, rows in self._examples_with_pairs(
-        split, indices[is_chosen], pairs
+        split, indices[mask], pairs
       ).items():
-        batch[name][is_chosen] = rows
+        batch[name][mask] = rows
     return batch
 
   def _examples_with_pairs(
@@ -148,9 +148,9 @@ class RecallTask(GeneratedTask):
     values = half + draws.distinct(
       words[:, pairs:context], config.vocab_size - half
     )
-    law = np.arange(1.0, slots + 1) ** (config.power - 1)
+    weights = np.arange(1.0, slots + 1) ** (config.power - 1)
     gaps = draws.distinct_weighted(
-      words[:, context : context + slots], law, pairs
+      words[:, context : context + slots], weights, pairs
     )
     columns = context + 2 * gaps
     symbols = np.zeros((len(indices), length), np.int64)

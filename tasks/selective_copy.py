@@ -2,9 +2,9 @@
 
     . 3 . . 7 . 3 . | | |        answers 3 7 3 below the marks
 
-The symbols are at random positions among the noise, so that no fixed distance
-suffices (Jing et al., Gated Orthogonal Recurrent Units, arXiv:1706.02761; Gu and
-Dao, Mamba, section 4.1.1, arXiv:2312.00752).
+The symbols are at random positions among the noise, so a model cannot use a fixed
+distance (Jing et al., Gated Orthogonal Recurrent Units, arXiv:1706.02761; Gu and Dao,
+Mamba, section 4.1.1, arXiv:2312.00752).
 """
 
 import itertools

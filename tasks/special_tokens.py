@@ -1,4 +1,4 @@
-"""The special tokens of a vocabulary, found by their names."""
+"""The special tokens of a vocabulary, which are identified by their names."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -6,10 +6,10 @@ from typing import NamedTuple
 from settings.errors import DataError
 
 OWN = ("<pad>", "<bos>", "<eos>")
-"""Ids 0, 1 and 2 of every vocabulary that this package makes."""
+"""The tokens with ids 0, 1 and 2 in every vocabulary that this package creates."""
 
 OWN_ENCODER = ("<cls>", "<sep>", "<mask>")
-"""Further special tokens of a vocabulary for an encoder."""
+"""Additional special tokens of a vocabulary for an encoder."""
 
 PRINTABLE = str.maketrans({"\n": "⏎", " ": "␣", "\t": "⇥"})
 """Visible characters for spaces and line ends on the axes of pictures."""
@@ -26,7 +26,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 class SpecialTokens(NamedTuple):
-  """Ids of the special tokens of a vocabulary; None if it lacks a token.
+  """Ids of the special tokens of a vocabulary; None for a token that it does not have.
 
   Attributes:
     pad: fills rows up to a common length.
@@ -50,7 +50,7 @@ class SpecialTokens(NamedTuple):
   def find(cls, ids: Mapping[str, int]) -> "SpecialTokens":
     """Finds the special tokens among all tokens.
 
-    Padding is used as BOS if there is none (T5), and EOS as padding (GPT-2).
+    If there is no BOS, padding is used (T5); if there is no padding, EOS is (GPT-2).
 
     Args:
       ids: maps tokens to ids.
@@ -75,7 +75,7 @@ class SpecialTokens(NamedTuple):
     return roles | {*self.sentinels}
 
   def need(self, role: str, file: str, objective: str) -> int:
-    """The id of a token; DataError if the vocabulary lacks it.
+    """The id of a token; DataError if the vocabulary does not have it.
 
     Args:
       role: a key of `NAMES`.
@@ -105,7 +105,7 @@ class SpecialTokens(NamedTuple):
   def encoder_tokens(self) -> tuple[list[int], list[int]]:
     """The tokens that an encoder reads before and after a text: `[CLS] … [SEP]`.
 
-    Empty unless the vocabulary has both.
+    Both lists are empty unless the vocabulary has both tokens.
     """
     if self.cls is None or self.sep is None:
       return [], []

@@ -2,9 +2,9 @@
 
     213 132 213        answers 213, 312, 321: each prefix applied to 123
 
-The word problem of the symmetric group S_n. For n = 5 it is complete for NC¹, so
-that no fixed number of layers of attention or of a diagonal recurrence solves it at
-every length; for n = 3 two counters suffice.
+This is the word problem of the symmetric group S_n. For n = 5 it is complete for NC¹,
+so no fixed number of layers of attention or of a diagonal recurrence solves it at every
+length; for n = 3, two counters suffice.
 
 Merrill, Petty and Sabharwal, The illusion of state in state-space models,
 arXiv:2404.08819.
@@ -28,8 +28,8 @@ from tasks.generated import (
   maker,
 )
 
-_MOST = 5
-"""Largest number of letters: 6 would need 720 symbols, one for each permutation."""
+_MAX_LETTERS = 5
+"""Largest number of letters; 6 would need 720 symbols, one for each permutation."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -46,7 +46,7 @@ class StateTrackingConfig:
   solved_at: ClassVar[float] = 0.95
   answers_prefixes: ClassVar[bool] = True
 
-  letters: Annotated[int, Interval(ge=2, le=_MOST)] = 3
+  letters: Annotated[int, Interval(ge=2, le=_MAX_LETTERS)] = 3
   length: Count = 32
   eval_lengths: tuple[int, ...] = ()
   eval_size: Count = 1000
@@ -56,7 +56,7 @@ class StateTrackingConfig:
 
 
 class StateTrackingTask(GeneratedTask):
-  """Random permutations; the answer at each is their product up to it.
+  """Random permutations; the answer at each position is their product so far.
 
   decoder: inputs = permutations, weights on every position. Every prefix has an
   answer, so 'accuracy' is a mean over prefixes; 'last_accuracy' is the accuracy for
@@ -77,7 +77,7 @@ class StateTrackingTask(GeneratedTask):
       length=config.length,
     )
     number = {element: i for i, element in enumerate(elements)}
-    # Entry [p, x] is the product of p and then x: letter i of it is x[p[i]].
+    # Entry [p, x] is the product of p and then x, whose letter i is x[p[i]].
     self._products = np.array(
       [[number[tuple(x[i] for i in p)] for x in elements] for p in elements]
     )
@@ -86,9 +86,8 @@ class StateTrackingTask(GeneratedTask):
     words = self._words(split, indices, self._lengths[split])
     permutations = draws.below(words, len(self._products))
     products = np.empty_like(permutations)
-    product = np.zeros_like(
-      permutations[:, 0]
-    )  # Permutation 0 is the identity.
+    # Permutation 0 is the identity.
+    product = np.zeros_like(permutations[:, 0])
     for t in range(permutations.shape[1]):
       product = self._products[product, permutations[:, t]]
       products[:, t] = product

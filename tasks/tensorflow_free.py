@@ -21,14 +21,15 @@ import numpy as np
 import PIL.Image
 import tensorflow_datasets as tfds
 
-_JPEG_QUALITY = 95  # TensorFlow's default.
+_JPEG_QUALITY = 95
+"""TensorFlow's default."""
 
 _FILES = types.SimpleNamespace(
   io=types.SimpleNamespace(
     gfile=types.SimpleNamespace(GFile=open, walk=os.walk, glob=glob.glob)
   )
 )
-"""Replaces the functions of TensorFlow with which builders read downloads."""
+"""Replaces the functions of TensorFlow by which builders read downloads."""
 
 
 @contextlib.contextmanager
@@ -89,11 +90,11 @@ def decode_audio_with(read: Callable[[Any], np.ndarray]) -> None:
 
 
 def _encode(
-  otherwise: Callable[[Any], bytes], encoding: str, image: Any
+  encode_default: Callable[[Any], bytes], encoding: str, image: Any
 ) -> bytes:
   """Encodes 8-bit pixels [H, W, C] as an image file."""
   if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
-    return otherwise(image)
+    return encode_default(image)
   file = io.BytesIO()
   pixels = image[..., 0] if image.shape[-1] == 1 else image
   PIL.Image.fromarray(np.ascontiguousarray(pixels)).save(

@@ -1,7 +1,7 @@
 """A vocabulary of subwords, in the file format of the library `tokenizers`.
 
-Byte-level byte-pair encoding (Radford et al. 2019; Sennrich et al. 2016) is
-trained here; any other `tokenizer.json` is used as it is.
+`train_tokenizer` trains byte-level byte-pair encoding (Radford et al. 2019; Sennrich et
+al. 2016); any other `tokenizer.json` is used unchanged.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +15,8 @@ from settings.errors import DataError
 from tasks.special_tokens import OWN, PRINTABLE, SpecialTokens
 
 _BYTES = 256
-# An encoding takes over 100 bytes per token, so a text is encoded in blocks.
 _PART = 2**20
+"""Length of the blocks of a text; the library uses over 100 bytes per token."""
 
 
 class Tokenizer:
@@ -53,7 +53,7 @@ class Tokenizer:
       raise DataError(
         f"task.tokenizer: {file} is not a tokenizer.json: {error}"
       ) from error
-    # The file may have settings of both for its own batches.
+    # The file may have settings of both.
     self._library.no_truncation()
     self._library.no_padding()
     ids = self._library.get_vocab(with_added_tokens=True)
@@ -132,7 +132,7 @@ class Tokenizer:
     if token_id in self._special_ids:
       return token
     text = self._library.decode([token_id], skip_special_tokens=False)
-    # A part of a character has no text.
+    # An incomplete character has no text.
     return token if not text or "\ufffd" in text else text.translate(PRINTABLE)
 
   @classmethod
@@ -175,10 +175,10 @@ def train_tokenizer(
   2019), section 2.2.
   """
   special = [*OWN, *extra]
-  least = _BYTES + len(special)
-  if size < least:
+  min_size = _BYTES + len(special)
+  if size < min_size:
     raise DataError(
-      f"task.vocab_size: expected at least {least} subwords, which are "
+      f"task.vocab_size: expected at least {min_size} subwords, which are "
       f"{_BYTES} bytes and {len(special)} special tokens, got {size}"
     )
   library: Any = tokenizers.Tokenizer(models.BPE())
@@ -187,11 +187,11 @@ def train_tokenizer(
   if isinstance(text, str):
     # A text has no more pairs than bytes, and the library allocates memory for
     # `vocab_size` of them.
-    most, text = least + len(text.encode()), [text]
+    max_size, text = min_size + len(text.encode()), [text]
   else:
-    most = size
+    max_size = size
   trainer = trainers.BpeTrainer(
-    vocab_size=min(size, most),
+    vocab_size=min(size, max_size),
     special_tokens=special,
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,

@@ -26,9 +26,9 @@ _TOKENIZERS = {
   **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm"), "char"),
   **dict.fromkeys(("my", "mya", "bo", "bod"), "char"),
 }
-"""Target language -> SacreBLEU's tokenizer; that of all others is '13a'.
+"""Maps target languages to SacreBLEU's tokenizers; other languages use '13a'.
 
-Without spaces between words, 13a makes one word of a sentence.
+Without spaces between words, 13a would treat a sentence as one word.
 """
 
 
@@ -36,7 +36,7 @@ def bleu_metric(language: str) -> sacrebleu.BLEU:
   """Creates SacreBLEU's metric for a target language, such as 'zh' or 'zh-CN'.
 
   Raises:
-    DataError: its tokenizer needs a package that is missing.
+    DataError: the tokenizer needs a package that is missing.
   """
   code = re.split("[-_]", language.lower())[0]
   tokenizer = _TOKENIZERS.get(code, "13a")
@@ -151,13 +151,13 @@ class TranslationTask(base.Task):
         lengths.max(),
       )
     for name in self.eval_splits:
-      cut = (self._splits[name].lengths > limit).sum(axis=0)
-      if cut.any():
+      truncated = (self._splits[name].lengths > limit).sum(axis=0)
+      if truncated.any():
         log.warning(
           "%s: %d sources and %d targets cut to task.max_length=%d tokens; "
           "references stay whole",
           name,
-          *cut,
+          *truncated,
           limit,
         )
     lengths = lengths[self._rows]
@@ -190,10 +190,10 @@ class TranslationTask(base.Task):
     """
     data, limit = self._splits[split], self._config.max_length
     lengths = np.minimum(data.source.lengths, limit)
-    known = np.unique(self._shapes[:, 0])
-    known = np.unique([known[len(known) // 2], known[-1], limit])
+    sides = np.unique(self._shapes[:, 0])
+    sides = np.unique([sides[len(sides) // 2], sides[-1], limit])
     for rows in self._chunks(np.argsort(lengths, kind="stable")):
-      longest = int(known[np.searchsorted(known, lengths[rows].max())])
+      longest = int(sides[np.searchsorted(sides, lengths[rows].max())])
       padded = rows[base.repeat_rows(len(rows), self._batch_size)]
       yield DecodeBatch(
         {"source": pad_with_eos(data.source, padded, longest)},
@@ -324,7 +324,9 @@ def make(
 
   corpus = open_corpus(config)
   if config.source != "numbers":
-    bleu_metric(config.target_language)  # Raises before anything is trained.
+    bleu_metric(
+      config.target_language
+    )  # Raises before a vocabulary is trained.
   vocabulary = cached_subwords(
     corpus.training_text(),
     config.vocab_size or AUTOMATIC_SIZES[config.source],

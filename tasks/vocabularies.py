@@ -1,8 +1,8 @@
 """Opens, trains or restores the vocabulary of a config.
 
-Such a config has the fields `vocabulary`, a `Kind`; `vocab_size`, the number of
-subwords with special tokens; and `tokenizer`, which is '' or a vocabulary file or its
-folder, as in `find`, and replaces the other two.
+The config has the fields `vocabulary`, a `Kind`; `vocab_size`, the number of subwords
+with special tokens; and `tokenizer`, which is '' or a vocabulary file or its folder, as
+in `find`, and replaces the other two.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ def open_vocabulary(
   training_text: str | Iterable[str],
   workdir: pathlib.Path | None,
 ) -> Vocabulary:
-  """Trains or opens a vocabulary; it has to equal that of the run in `workdir`.
+  """Trains or opens a vocabulary, which must equal that of the run in `workdir`.
 
   Args:
     config: config of the vocabulary.
@@ -88,8 +88,8 @@ def open_file(path: str, extra: Sequence[str]) -> Vocabulary:
     file = find(file) or file / Tokenizer.FILE
   if not file.is_file():
     raise DataError(f"{file}: no such file (task.tokenizer)")
-  own = {kind.FILE: kind for kind in _KINDS.values()}
-  kind = own.get(file.name, Tokenizer)
+  kinds = {kind.FILE: kind for kind in _KINDS.values()}
+  kind = kinds.get(file.name, Tokenizer)
   return kind.read(read_bytes(file), extra, str(file))
 
 

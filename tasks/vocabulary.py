@@ -116,11 +116,11 @@ def train_subwords(lines: Iterable[str], size: int) -> bytes:
       minloglevel=2,
     )
   except RuntimeError as error:
-    needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
-    if needed:
+    match = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+    if match:
       raise DataError(
         f"task.vocab_size: {size} pieces are too few for this text, whose "
-        f"characters need {needed[1]}"
+        f"characters need {match[1]}"
       ) from None
     first_line = str(error).splitlines()[0]
     raise DataError(f"cannot train a vocabulary: {first_line}") from error
@@ -132,7 +132,7 @@ def cached_subwords(lines: Iterable[str], size: int, digest: str) -> Subwords:
 
   Args:
     lines: the training text; read only if the cache has no model.
-    size: wanted number of pieces.
+    size: requested number of pieces.
     digest: hash of the text.
   """
   # Increment the number if the same text gives another model.

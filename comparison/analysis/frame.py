@@ -20,11 +20,8 @@ _RUN = (
   *("length", "solved_at", "seconds", "cpu_seconds", "peak_bytes"),
   *("others_cores", "together"),
 )
-_EVALUATION_KEYS = (
-  "step",
-  "seconds",
-  "split",
-)  # Fields of a line that are not metrics.
+_EVALUATION_KEYS = ("step", "seconds", "split")
+"""Fields of an evaluation that are not metrics."""
 
 
 def runs(records: Sequence[Record]) -> pd.DataFrame:
@@ -36,7 +33,7 @@ def runs(records: Sequence[Record]) -> pd.DataFrame:
   Returns:
     Columns: `row`, the common name of runs that differ in seed; `task`,
     `attention`, `seed`, `status`, …; `across` and `grid` as text, and their fields;
-    final metrics by their names; `metric`, the deciding one, with its value
+    final metrics by their names; `metric`, the main metric, with its value
     `quality` on the last held-out split and `choosing_quality` on the first;
     costs; `reason`; `command`. Sorted by task, mechanism, row, seed. A number that
     is missing or not finite is NaN.
@@ -107,7 +104,7 @@ def is_number(value: Any) -> bool:
 
 
 def splits(record: Record) -> tuple[str, str]:
-  """The held-out split for choices, and the reported one.
+  """The split on which points are chosen, and the reported split.
 
   They are the first and the last held-out split of a run, or its only one.
   """
@@ -131,7 +128,7 @@ def _run(record: Record) -> dict[str, Any]:
   choosing = [
     x for x in record.get("history", ()) if x["split"] == choosing_split
   ]
-  varied = {**record.get("across", {}), **record.get("grid", {})}
+  settings = {**record.get("across", {}), **record.get("grid", {})}
   machine, fields = record.get("machine") or {}, titles(record.get("grid", {}))
   return {
     "row": label(record),
@@ -143,7 +140,7 @@ def _run(record: Record) -> dict[str, Any]:
     "at_edge": ", ".join(fields.get(x, x) for x in record.get("at_edge", ())),
     "across": point(record.get("across", {})),
     "grid": point(record.get("grid", {})),
-    **{field: _cell(value) for field, value in varied.items()},
+    **{field: _cell(value) for field, value in settings.items()},
     "split": reported,
     "metric": metric,
     "quality": metrics.get(metric) if metric else None,
@@ -166,7 +163,7 @@ def _match_key(record: Record) -> tuple[str, str]:
 
 
 def _match(record: Record, dense: Record | None) -> dict[str, Any]:
-  """Sizes of the dense model, for older records, which do not have them."""
+  """The sizes of the dense model, which older records do not have."""
   if dense is None or "dense_parameters" in record:
     return {}
   return {
@@ -177,7 +174,7 @@ def _match(record: Record, dense: Record | None) -> dict[str, Any]:
 
 
 def _feed_forward(record: Record) -> int | None:
-  """The feed-forward width in the command of a run; None if it sets none."""
+  """The feed-forward width in the command of a run, or None."""
   option = "--config.model.mlp_features="
   arguments = [x for x in record["arguments"] if x.startswith(option)]
   return int(arguments[-1].removeprefix(option)) if arguments else None
@@ -188,9 +185,9 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _cell(value: Any) -> Any:
-  """The value, or None for infinity and NaN, which CSV and JSON lack."""
-  is_bad = isinstance(value, float) and not math.isfinite(value)
-  return None if is_bad else value
+  """The value, or None for infinity and NaN, which CSV and JSON do not have."""
+  is_infinite = isinstance(value, float) and not math.isfinite(value)
+  return None if is_infinite else value
 
 
 def _order(record: Record) -> tuple[Any, ...]:

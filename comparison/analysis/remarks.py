@@ -15,13 +15,14 @@ from comparison.records import Record
 from settings.errors import ConfigError
 
 _EARLIER, _FALL = 0.75, 0.02
-"""A loss still falls if it fell by 2 % over the last quarter of the steps."""
+"""A loss is still falling if it fell by 2 % over the last quarter of the steps."""
 
-_MOST = 6  # Largest number of names in a sentence.
+_MAX_NAMES = 6
+"""Largest number of names in a sentence."""
 
 
 def tests(task: Task) -> str:
-  """How rows were compared, with a warning of seeds that were added to the plan."""
+  """How rows were compared, with a warning about seeds that were added later."""
   summary = task.summary
   texts = [f"Tests: {text}." for text in sorted({*summary["test"]} - {""})]
   if added := max(summary["added"]):
@@ -33,7 +34,7 @@ def tests(task: Task) -> str:
 
 
 def notes(task: Task) -> list[str]:
-  """Notes on single rows; rows with the same note are listed together."""
+  """Notes on rows; rows with the same note are listed together."""
   rows: dict[str, list[str]] = {}
   for _, row in task.summary.iterrows():
     for note in (row["notes"] or "").splitlines():
@@ -54,9 +55,9 @@ def notes(task: Task) -> list[str]:
 
 
 def choice_warnings(task: Task) -> list[str]:
-  """Cases in which the choice of a point may have missed one that solves the task.
+  """Warnings that the choice of a grid point may have missed one that solves the task.
 
-  Points that halving stopped are listed only for rows that some seed does not solve.
+  Points that halving stopped are listed only for rows with seeds that do not solve it.
   """
   summary = task.summary
   if summary["solved_at"].isna().all():
@@ -83,7 +84,7 @@ def choice_warnings(task: Task) -> list[str]:
     ]
     texts.append(
       "Halving stopped points whose loss was still falling, which might have solved "
-      f"the task later: {enumeration(parts, _MOST)}"
+      f"the task later: {enumeration(parts, _MAX_NAMES)}"
     )
   split = [
     f"{row}: {sum(solved)} of {len(solved)}"
@@ -93,14 +94,14 @@ def choice_warnings(task: Task) -> list[str]:
   if split:
     texts.append(
       "The choosing seeds disagree on whether the chosen point solves the task, so "
-      f"the choice depends much on chance: {enumeration(split, _MOST)}"
+      f"the choice depends strongly on chance: {enumeration(split, _MAX_NAMES)}"
     )
   return texts
 
 
 @functools.cache
 def has_answer_per_prefix(task: str) -> bool:
-  """Whether a task, a file of configs/, has an answer for every prefix."""
+  """Whether a task, named by its file in configs/, has an answer for every prefix."""
   try:
     config: Any = plan.config_of(task, plan.BASELINE, {})
   except ConfigError:  # The file does not exist.
@@ -109,7 +110,7 @@ def has_answer_per_prefix(task: str) -> bool:
 
 
 def old_metric_note(summary: pd.DataFrame) -> str:
-  """A note if a mean over prefixes decides instead of the last position."""
+  """A note if the main metric is a mean over prefixes, not at the last position."""
   first = summary.iloc[0]
   if first["metric"] != "accuracy" or not has_answer_per_prefix(first["task"]):
     return ""
@@ -137,6 +138,6 @@ def _was_falling(record: Record) -> bool:
 
 
 def _last(record: Record) -> Mapping[str, Any]:
-  """The last evaluation of a record on the split for choices."""
+  """The last evaluation of a record on the split on which points are chosen."""
   lines = [x for x in record.get("history", ()) if x["split"] != "train"]
   return [x for x in lines if x["split"] == lines[0]["split"]][-1]

@@ -12,7 +12,7 @@ NOTHING_FOUND = "No run has finished yet."
 
 
 def finding(summary: pd.DataFrame) -> str:
-  """A sentence on the result of one task."""
+  """A sentence that states the result of one task."""
   ended = summary[summary["seeds"] > 0]
   if ended.empty:
     return NOTHING_FOUND
@@ -33,15 +33,15 @@ def finding(summary: pd.DataFrame) -> str:
     text = f"{_solved_sentence(ended)}; {int((ended['solved'] == 0).sum())} of {len(ended)} "
     text += "rows solved none"
   else:
-    alike = ended["mean"].eq(best["mean"])
-    if alike.all():
+    is_best = ended["mean"].eq(best["mean"])
+    if is_best.all():
       return (
-        f"None has the best {best['metric']} on the {best['split']} split: all rows "
+        f"No row has the best {best['metric']} on the {best['split']} split: all rows "
         f"have {number(best['mean'])}."
       )
-    names = enumeration(list(ended[alike]["name"]))
+    names = enumeration(list(ended[is_best]["name"]))
     text = (
-      f"{names} {'have' if alike.sum() > 1 else 'has'} the best {best['metric']} on "
+      f"{names} {'have' if is_best.sum() > 1 else 'has'} the best {best['metric']} on "
       f"the {best['split']} split, {number(best['mean'])}"
     )
   return f"{so_far}{text}{_difference_sentence(ended)}"
@@ -67,7 +67,7 @@ def _solved_sentence(ended: pd.DataFrame) -> str:
 
 
 def _difference_sentence(ended: pd.DataFrame) -> str:
-  """A sentence on the rows that differ from the first one or the reference."""
+  """The end of the sentence: which rows differ from the first one or the reference."""
   tested = ended[ended["p"].notna()]
   if tested.empty:
     return "; there are too few seeds for a test."
@@ -81,10 +81,10 @@ def _difference_sentence(ended: pd.DataFrame) -> str:
   text = f". {rows} significantly from {against} (5 %"
   if differ.empty:
     return f"{text})."
-  least = differ.loc[differ["difference"].abs().idxmin()]
+  smallest = differ.loc[differ["difference"].abs().idxmin()]
   return (
-    f"{text}); the least difference is that of `{least['name']}`, "
-    f"{difference(least)}."
+    f"{text}); the smallest difference is that of `{smallest['name']}`, "
+    f"{difference(smallest)}."
   )
 
 
@@ -109,9 +109,11 @@ def number(value: float) -> str:
   return f"{value:.3f}"
 
 
-def enumeration(names: Sequence[str], most: int = 4, form: str = "`{}`") -> str:
-  """'`a`, `b` and `c`'; of more than `most` names the first, and a count of the rest."""
+def enumeration(
+  names: Sequence[str], limit: int = 4, form: str = "`{}`"
+) -> str:
+  """Lists names, '`a`, `b` and `c`'; of more than `limit`, counts the rest."""
   texts = [form.format(name) for name in names]
-  if len(texts) > most:
-    texts = [*texts[: most - 1], f"{len(texts) - most + 1} other rows"]
+  if len(texts) > limit:
+    texts = [*texts[: limit - 1], f"{len(texts) - limit + 1} other rows"]
   return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))

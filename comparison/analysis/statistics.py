@@ -12,7 +12,7 @@ LEVEL = 0.95
 RESAMPLES = 1000
 
 FEWEST = 3
-"""Fewest common seeds of a test: two differences may agree by chance."""
+"""Smallest number of common seeds of a test; two differences may agree by chance."""
 
 SHUFFLES = 9999
 _BATCH, _EPSILON = 1000, 1e-9
@@ -23,15 +23,15 @@ def mean_interval(
 ) -> tuple[float, float]:
   """The 95 % interval of a mean over seeds, within 0 and `upper`.
 
-  The interval is Student's t. It goes below 0 only if a value does, as the
-  log-likelihood of a density may. For a share p = mean / upper it is computed on the
+  The interval is Student's t. It extends below 0 only if a value does, such as the
+  log-likelihood of a density. For a share p = mean / upper it is computed on the
   logit scale, with the standard error s / √n divided by the slope p (1 − p):
 
     logit(p) ± t · s / (√n · upper · p · (1 − p))
 
-  This interval never leaves the range, and far from both ends it equals the usual
-  one. For three shares from Beta(9, 1) it covers the true mean in 95 % of cases; the
-  usual one, clipped at 1, in 90 %.
+  This interval never leaves the range, and far from both ends it equals Student's.
+  For three shares from Beta(9, 1) it covers the true mean in 95 % of cases; Student's
+  interval, clipped at 1, in 90 %.
 
   Args:
     values: one value per seed; from 0 to `upper` if that is finite.
@@ -40,7 +40,7 @@ def mean_interval(
       then at least as wide as Wilson's for a share of this many rows.
 
   Returns:
-    Its ends; NaN for fewer than two values.
+    The ends of the interval; NaN for fewer than two values.
   """
   if (count := len(values)) < 2:
     return math.nan, math.nan
@@ -92,15 +92,15 @@ class RowComparison(NamedTuple):
 
 
 def compare_with_first(values: np.ndarray) -> RowComparison:
-  """Compares means of all rows with that of the first, which was chosen by them.
+  """Compares the mean of each row with that of the first, which is the best of them.
 
-  In the model y_rs = row_r + seed_s + error, Tukey's test holds for every pair of
-  rows at once, and so for the best row with each of the others:
+  In the model y_rs = row_r + seed_s + error, Tukey's test holds for all pairs of rows
+  at once, and so for the best row with each of the others:
 
     q = |mean_r − mean_1| / √(σ² / S),  σ² = Σ residuals² / ((R − 1)(S − 1))
 
-  where q has the distribution of the studentized range. It assumes one variance. If
-  Bartlett's test rejects that for the residuals at 5 %, or values are missing, it
+  where q has the distribution of the studentized range. It assumes equal variances. If
+  Bartlett's test rejects them for the residuals at 5 %, or values are missing, the test
   is Student's t-test paired by seed, with Holm's correction over all pairs of rows.
 
   Args:
@@ -112,14 +112,14 @@ def compare_with_first(values: np.ndarray) -> RowComparison:
   degrees = (rows - 1) * (seeds - 1)
   scale = math.sqrt((residuals**2).sum() / max(degrees, 1) / seeds)
   if math.isnan(scale):
-    return _pairs(values, everything=True, reason="rows have different seeds")
+    return _pairs(values, all_pairs=True, reason="rows have different seeds")
   if seeds < FEWEST or scale < _EPSILON * np.abs(values).max():
-    return _pairs(values, everything=True, reason="")
+    return _pairs(values, all_pairs=True, reason="")
   with np.errstate(divide="ignore", invalid="ignore"):  # A row may not vary.
     p_variances = float(stats.bartlett(*residuals).pvalue) if rows > 2 else 1.0
   if not p_variances >= 1 - LEVEL:
     reason = f"variances differ, Bartlett p = {p_variances:.2g}"
-    return _pairs(values, everything=True, reason=reason)
+    return _pairs(values, all_pairs=True, reason=reason)
   difference = values.mean(axis=1) - values[0].mean()
   p = stats.studentized_range.sf(np.abs(difference) / scale, rows, degrees)
   half = scale * stats.studentized_range.ppf(LEVEL, rows, degrees)
@@ -131,30 +131,31 @@ def compare_with_first(values: np.ndarray) -> RowComparison:
 
 
 def compare_with_reference(values: np.ndarray) -> RowComparison:
-  """Compares means with that of the first row, which was declared beforehand.
+  """Compares the mean of each row with that of the first, a declared reference.
 
-  Student's t-test paired by seed, with Holm's correction over the other rows.
+  The test is Student's t-test paired by seed, with Holm's correction over the other
+  rows.
 
   Args:
     values: as in `compare_with_first`.
   """
-  return _pairs(values, everything=False)
+  return _pairs(values, all_pairs=False)
 
 
 def _pairs(
-  values: np.ndarray, everything: bool, reason: str = ""
+  values: np.ndarray, all_pairs: bool, reason: str = ""
 ) -> RowComparison:
   """Paired t-tests against the first row, corrected for these or for all pairs."""
   rows = len(values)
   i, j = np.triu_indices(rows, 1)
-  i, j = (i, j) if everything else (i[i == 0], j[i == 0])
+  i, j = (i, j) if all_pairs else (i[i == 0], j[i == 0])
   *_, p = _paired_t_test(values[j] - values[i])
   p_values = np.array([math.nan, *holm(p.tolist())[: rows - 1]])
-  # Bonferroni's, because Holm's correction has no intervals.
+  # Bonferroni's correction, because Holm's gives no intervals.
   level = 1 - (1 - LEVEL) / max(len(i), 1)
   difference, low, high, _ = _paired_t_test(values - values[0], level)
-  count = "all pairs of rows" if everything else "the other rows"
-  test = f"Student's t-test paired by seed, Holm's correction over {count}"
+  family = "all pairs of rows" if all_pairs else "the other rows"
+  test = f"Student's t-test paired by seed, Holm's correction over {family}"
   test += f" ({reason})" if reason else ""
   return RowComparison(difference, low, high, p_values, test)
 
@@ -167,11 +168,13 @@ def _paired_t_test(
   Returns:
     Means, both ends of their intervals, and p-values, each [P].
   """
-  has = ~np.isnan(differences)
-  count = has.sum(axis=1)
+  present = ~np.isnan(differences)
+  count = present.sum(axis=1)
   with np.errstate(invalid="ignore", divide="ignore"):
-    mean = np.where(has, differences, 0.0).sum(axis=1) / count
-    squares = np.where(has, (differences - mean[:, None]) ** 2, 0.0).sum(axis=1)
+    mean = np.where(present, differences, 0.0).sum(axis=1) / count
+    squares = np.where(present, (differences - mean[:, None]) ** 2, 0.0).sum(
+      axis=1
+    )
     error = np.sqrt(squares / (count - 1) / count)
     error[(count < FEWEST) | ~(error > _EPSILON)] = math.nan
     half = error * stats.t.ppf((1 + level) / 2, count - 1)
@@ -184,9 +187,10 @@ def p_by_shuffles(
 ) -> np.ndarray:
   """p-values of all rows against the first, by permutation within seeds.
 
-  A run has two scores: whether its value reaches the threshold, and the value up to
-  the threshold. They are shuffled among the rows of a seed. With D_ij the sum over the
-  n_ij common seeds of the differences of a score, in standard deviations of the score,
+  A run has two scores: whether its value reaches the threshold, and the value clipped
+  at the threshold. They are shuffled among the rows of a seed. With D_ij the sum over
+  the n_ij common seeds of the differences of a score, in standard deviations of the
+  score,
 
     T_ij = max over the two scores of |D_ij| / √n_ij
     p_j = share of the shuffles with max over pairs of T ≥ T_1j
@@ -203,23 +207,23 @@ def p_by_shuffles(
 
   Returns:
     [R], NaN for the first row and those with too few common seeds. All shuffles are
-    enumerated if they are fewer than `SHUFFLES`; else so many are drawn.
+    enumerated if there are fewer than `SHUFFLES`; else `SHUFFLES` are drawn.
   """
   present = ~np.isnan(values)
-  kinds = np.stack([np.minimum(values, threshold), values >= threshold])
-  kinds = np.where(present, kinds, math.nan)
-  kinds = kinds - np.nanmean(kinds, axis=1, keepdims=True)
-  kinds /= np.maximum(np.nanstd(kinds, axis=(1, 2), keepdims=True), _EPSILON)
-  has = present.T.astype(float)
-  common = has.T @ has
+  scores = np.stack([np.minimum(values, threshold), values >= threshold])
+  scores = np.where(present, scores, math.nan)
+  scores = scores - np.nanmean(scores, axis=1, keepdims=True)
+  scores /= np.maximum(np.nanstd(scores, axis=(1, 2), keepdims=True), _EPSILON)
+  indicators = present.T.astype(float)
+  common = indicators.T @ indicators
   compared = slice(None) if all_pairs else slice(1)
 
-  def statistic(scores):
-    sums = scores @ has
+  def statistic(batch):
+    sums = batch @ indicators
     differences = np.abs(sums - np.swapaxes(sums, -1, -2)).max(axis=-3)
     return differences / np.sqrt(np.maximum(common, 1))
 
-  scores = np.where(present, kinds, 0.0)
+  scores = np.where(present, scores, 0.0)
   largest = np.concatenate([
     statistic(batch)[:, compared].max(axis=(1, 2))
     for batch in _shuffles(scores, present)
@@ -255,17 +259,17 @@ def _shuffles(scores: np.ndarray, present: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def share_difference(
-  successes: int, trials: int, others: int, other_trials: int
+  successes: int, trials: int, other_successes: int, other_trials: int
 ) -> tuple[float, float, float]:
-  """The first share minus the second, with Newcombe's interval of Wilson's ends.
+  """The first share minus the second, with Newcombe's interval.
 
   Method 10 of Newcombe (1998): with shares p, q and their intervals [l, u],
 
     p − q − √((p − l_p)² + (u_q − q)²)  to  p − q + √((u_p − p)² + (q − l_q)²)
   """
-  p, q = successes / trials, others / other_trials
+  p, q = successes / trials, other_successes / other_trials
   (low, high), (other_low, other_high) = (
-    wilson(successes, trials), wilson(others, other_trials)
+    wilson(successes, trials), wilson(other_successes, other_trials)
   )  # fmt: skip
   below = math.hypot(p - low, other_high - q)
   above = math.hypot(high - p, q - other_low)
@@ -278,8 +282,8 @@ def unsolved(
   """The share of seeds that have not solved a task, by step (Kaplan and Meier 1958).
 
   Args:
-    steps: steps of each seed to the solution, or to its end.
-    solved: whether they are those to the solution; the others are censored.
+    steps: steps of each seed until it solves the task, or until its end.
+    solved: whether each seed solves the task; the others are censored.
 
   Returns:
     The steps, and the share from each of them on.
@@ -292,7 +296,9 @@ def unsolved(
 def log_rank_p_values(
   steps: Sequence[np.ndarray], solved: Sequence[np.ndarray]
 ) -> list[float]:
-  """Log-rank tests of the first row against the others, Holm's over all pairs.
+  """Log-rank tests of the first row against the others, with Holm's correction.
+
+  The correction is over all pairs of rows.
 
   Args:
     steps: as in `unsolved`, one array per row.
@@ -305,7 +311,8 @@ def log_rank_p_values(
     stats.CensoredData(uncensored=x[done], right=x[~done])
     for x, done in zip(steps, solved, strict=True)
   ]
-  with np.errstate(invalid="ignore"):  # No seed of either has solved it.
+  # If no seed of two rows has solved the task, their p-value is NaN.
+  with np.errstate(invalid="ignore"):
     p = [
       float(stats.logrank(*pair).pvalue)
       for pair in itertools.combinations(samples, 2)
@@ -314,7 +321,9 @@ def log_rank_p_values(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-  """Holm's correction of the p-values of a family of tests (Holm 1979); NaN stays.
+  """Holm's correction of the p-values of a family of tests (Holm 1979).
+
+  NaN is not a test and stays NaN.
 
   The k-th smallest of m is multiplied by m − k + 1, and the results are made
   non-decreasing.
@@ -329,7 +338,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 class Difference(NamedTuple):
-  """A difference of BLEU between systems: its 95 % interval, and p of no difference."""
+  """A difference of BLEU between systems, with its 95 % interval and p-value."""
 
   mean: float
   low: float
@@ -340,16 +349,16 @@ class Difference(NamedTuple):
 def bleu(counts: np.ndarray, effective_order: bool = False) -> np.ndarray:
   """Corpus BLEU of summed sentence statistics [..., 10], with smoothing 'exp'.
 
-  SacreBLEU's function takes one corpus at a time, and a bootstrap has thousands. The
+  SacreBLEU's function takes one corpus at a time, but a bootstrap has thousands. The
   results agree up to rounding.
 
   Args:
     counts: matching n-grams of order 1 to 4, all n-grams of order 1 to 4, the length
       of the output, and the length of the reference, as in SacreBLEU.
-    effective_order: averages only over orders for which the output has n-grams.
+    effective_order: whether to average only over orders of n-grams that the output has.
 
   Returns:
-    0 to 100 [...].
+    BLEU [...], from 0 to 100.
   """
   right, total = counts[..., :4], counts[..., 4:8]
   length, reference = counts[..., 8], counts[..., 9]
@@ -366,12 +375,12 @@ def bleu(counts: np.ndarray, effective_order: bool = False) -> np.ndarray:
 def bleu_difference(
   statistics: np.ndarray, others: np.ndarray, effective_order: bool = False
 ) -> Difference:
-  """BLEU of one system minus that of another, each as a mean over K seeds.
+  """BLEU of one system minus that of another, each a mean over K seeds.
 
   Paired bootstrap (Koehn 2004): sentences are drawn with replacement, the same ones
   for both systems and for all seeds. SacreBLEU's test does not support seeds; for one
-  seed it differs only in the draws. With the difference δ over all sentences and δ_r
-  in draw r,
+  seed it differs only in the draws. With difference δ over all sentences and δ_r in
+  draw r,
 
     p = (1 + #{r: |δ_r| − mean_r |δ_r| > |δ|}) / (R + 1)
 
@@ -410,9 +419,9 @@ def bleu_difference(
 
 
 def are_paired(systems: Sequence[np.ndarray]) -> bool:
-  """Whether statistics [N, 10] of several runs belong to the same sentences.
+  """Whether statistics [N, 10] of several runs have references of equal lengths.
 
-  They do if the lengths of the references agree.
+  If so, they belong to the same sentences.
   """
   first = systems[0][:, -1]
   return all(np.array_equal(first, system[:, -1]) for system in systems[1:])

@@ -1,4 +1,4 @@
-"""The results of every row over its seeds, with tests of differences."""
+"""The results of each row over its seeds, with tests of differences."""
 
 import collections
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ DIFFERENT = 0.05
 
 
 class Cost(NamedTuple):
-  """A column with a cost of a run; docs/comparing.md describes its measurement.
+  """A column with a cost of a run; docs/comparing.md describes the measurements.
 
   Attributes:
     title: title of the column.
     unit: unit of the shown numbers; empty for a count.
     scale: factor from the record to that unit.
     meaning: one line that explains the column.
-    load: for a time, the column with the cores that other programs used.
+    load: for a time, the column with the number of cores that other programs used.
   """
 
   title: str
@@ -59,11 +59,11 @@ def summarize(
   plan: Mapping[str, Mapping[str, Any]] = types.MappingProxyType({}),
   reference: str | None = None,
 ) -> pd.DataFrame:
-  """The results of every row of a comparison, over all its seeds.
+  """The results of each row of a comparison, over all its seeds.
 
   A row with a grid shows the point with the best mean of the metric over the
-  choosing runs, on the first held-out split; points with failed runs come last. In
-  records of older versions, which have no choosing runs, the reported runs choose.
+  choosing runs, on the first held-out split; points with failed runs come last. Records
+  of older versions have no choosing runs, so the reported runs choose the point.
 
   Args:
     runs: the table of `frame.runs`.
@@ -74,17 +74,18 @@ def summarize(
   Returns:
     Columns `task`, `row`, `name`, which is the row without the parts that all rows of
     the task share, `attention`, `across`, `width`, `grid` and `at_edge`; `split`,
-    `metric`; `seeds` that finished, of `planned` ones; `added`, the seeds that were
-    planned later than the others; `is_complete`, whether all have ended; `diverged`,
-    the number of seeds that failed or have no finite metric; `solved_at`, the threshold
-    of a task that models either solve or fail; `solved`, the number of seeds that reach
-    it, of `trials`, the seeds that finished or failed; `mean`, `low`, `high`, `worst`,
-    `best` of the metric; `against`, the row with which a row is compared, `difference`
-    from it with `difference_low` and `difference_high`, `p`, and `test`, how;
-    `is_tied`, no significant difference from it; means of all metrics and of `COSTS`,
-    times only of undisturbed measurements; `busy`, whether a time was omitted; `notes`,
-    `reason`. Sorted within a task: complete rows first, then by Wilson's lower bound of
-    the share of solved seeds, then by the mean.
+    `metric`; `seeds`, the number of seeds that finished, of `planned` ones; `added`,
+    the seeds that were planned later than the others; `is_complete`, whether all have
+    ended; `diverged`, the number of seeds that failed or have no finite metric;
+    `solved_at`, the threshold of a task that models either solve or fail; `solved`, the
+    number of seeds that reach it, of `trials`, the seeds that finished or failed;
+    `mean`, `low`, `high`, `worst`, `best` of the metric; `against`, the row with which
+    a row is compared, the `difference` from it with `difference_low` and
+    `difference_high`, its `p`, and the name of the `test`; `is_tied`, whether the
+    difference is not significant; means of all metrics and of `COSTS`, with times only
+    of undisturbed measurements; `busy`, whether a time was omitted; `notes`, `reason`.
+    Sorted within a task: complete rows first, then by Wilson's lower bound of the share
+    of solved seeds, then by the mean.
   """
   if runs.empty:
     return pd.DataFrame()
@@ -148,14 +149,14 @@ def _common_metrics(ended: pd.DataFrame, metrics: list[str]) -> list[str]:
 def _rank(
   summary: pd.DataFrame, metric: str, threshold: float | None
 ) -> pd.DataFrame:
-  """Sorts rows: complete ones, by their share of solved seeds, by their mean.
+  """Sorts rows: complete ones first, then by the share of solved seeds and the mean.
 
   For the mean, a seed that diverged has the worst value of the task.
   """
   # The threshold belongs to the main metric of the task, which is a share.
-  lower = is_lower_better(metric)
+  is_lower = is_lower_better(metric)
   bounds = np.zeros(len(summary))
-  if not lower and threshold is not None and not math.isnan(threshold):
+  if not is_lower and threshold is not None and not math.isnan(threshold):
     summary["solved_at"] = threshold
     summary["solved"] = [
       sum(x >= threshold for x in values.values()) if values else np.nan
@@ -168,7 +169,7 @@ def _rank(
       for _, row in summary.iterrows()
     ]
   table = _table(summary, metric)
-  means = table.mean(axis=1).fillna(-math.inf) * (-1 if lower else 1)
+  means = table.mean(axis=1).fillna(-math.inf) * (-1 if is_lower else 1)
   keys = [-means, -np.round(bounds, 9)]
   order = np.lexsort([*keys, ~summary["is_complete"], summary["seeds"] == 0])
   return summary.iloc[order].reset_index(drop=True)
@@ -180,9 +181,9 @@ def _row(
   metrics: list[str],
   plan: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-  """A line of the summary, with 'values', the metric of each of its seeds.
+  """A row of the summary, with the metric of each seed in 'values'.
 
-  'unfinished' are the seeds that failed, or have no finite metric.
+  'unfinished' are the seeds that failed or have no finite metric.
   """
   point, points = _select_point(runs, metric)
   planned = point[~point["choosing"]]
@@ -200,8 +201,8 @@ def _row(
     criterion.upper_bound(metric or ""),
     int(max(cases)) if len(cases) else None,
   )
-  lower = is_lower_better(metric or "")
-  ordered = sorted(values.values(), reverse=not lower) or [math.nan]
+  is_lower = is_lower_better(metric or "")
+  ordered = sorted(values.values(), reverse=not is_lower) or [math.nan]
   failed = planned["seed"][planned["status"] == records.FAILED]
   unfinished = {*map(int, failed), *map(int, ended["seed"])} - values.keys()
   row_plan = [
@@ -287,7 +288,7 @@ def _select_point(
     grid: group for grid, group in points.items() if not group["choosing"].all()
   }
 
-  lower = is_lower_better(metric or "")
+  is_lower = is_lower_better(metric or "")
 
   def preference(grid: Any) -> tuple[float, float, float]:
     group = candidates[grid]
@@ -296,8 +297,8 @@ def _select_point(
     quality = _numbers(choosing["choosing_quality"], drop=False)
     solved = (quality >= _numbers(choosing["solved_at"], drop=False)).mean()
     mean = float(quality.mean())
-    rank = -math.inf if math.isnan(mean) else -mean if lower else mean
-    return float(ended), 0.0 if lower else float(solved), rank
+    rank = -math.inf if math.isnan(mean) else -mean if is_lower else mean
+    return float(ended), 0.0 if is_lower else float(solved), rank
 
   return candidates[max(candidates, key=preference)], len(points)
 
@@ -346,7 +347,7 @@ def _table(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
 def _compare_rows(
   rows: pd.DataFrame, is_declared: bool
 ) -> statistics.RowComparison:
-  """Rows against the first of them."""
+  """Compares each row with the first."""
   metric = rows["metric"].iloc[0]
   table = _table(rows, metric).to_numpy(float)
   pairs = "of any row from it" if is_declared else "between any two rows"
@@ -356,7 +357,7 @@ def _compare_rows(
     counts = rows[["solved", "trials"]].astype(int).to_numpy()
     ends = [statistics.share_difference(*x, *counts[0]) for x in counts]
   elif rows["diverged"].any():
-    # Their mean is not that of a normal distribution.
+    # Means over seeds that diverged are not normally distributed.
     threshold, quantity = (
       math.inf,
       "mean, where a seed that diverged has the worst value",

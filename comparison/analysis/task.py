@@ -14,7 +14,7 @@ from comparison.records import Record
 
 _LENGTH, _PAIRS = "length_", "pairs_"
 _TRAINED = ("test", "validation")
-"""Splits of the trained length; the first existing one is used."""
+"""Splits with sequences of the trained length; the first one that exists is used."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # Tables cannot be compared.
@@ -22,8 +22,8 @@ class Task:
   """All results of one task.
 
   Attributes:
-    name: name of its file in configs/.
-    summary: one row per mechanism, the best first, from `summary.summarize`.
+    name: name of the task's file in configs/.
+    summary: one row per mechanism, best first, from `summary.summarize`.
     runs: rows of `frame.runs`.
     curves: rows of `frame.curves`.
     records: records of the runs.
@@ -37,22 +37,22 @@ class Task:
 
   @property
   def metric(self) -> Any:
-    """The deciding metric; None if no run has finished."""
+    """The main metric; None if no run has finished."""
     return self.summary.iloc[0]["metric"]
 
   @property
   def ended(self) -> pd.DataFrame:
-    """Rows of the summary that have a result."""
+    """The rows of the summary that have a result."""
     return self.summary[self.summary["seeds"] > 0]
 
   def runs_of(self, row: Any) -> pd.DataFrame:
-    """The finished runs of a row of the summary, at its point of the grid."""
+    """The finished runs of a row of the summary, at the row's grid point."""
     runs = self.runs
     selection = (runs["row"] == row["row"]) & (runs["grid"] == row["grid"])
     return runs[selection & ~runs["choosing"] & (runs["split"] != "")]
 
   def seed_values(self, row: Any) -> pd.Series:
-    """Maps each seed of a row to its deciding metric."""
+    """Maps each seed of a row to its main metric."""
     values = self.runs_of(row).set_index("seed")[self.metric]
     return pd.to_numeric(values, errors="coerce").dropna()
 
@@ -63,7 +63,7 @@ class Task:
 
   @functools.cached_property
   def values_by_length(self) -> pd.DataFrame:
-    """The deciding metric at each length, as `metric_at_lengths`."""
+    """The main metric at each length, as in `metric_at_lengths`."""
     return self.metric_at_lengths(self.metric)
 
   def metric_at_lengths(self, metric: str) -> pd.DataFrame:
@@ -87,7 +87,7 @@ class Task:
 
   @functools.cached_property
   def values_by_pairs(self) -> pd.DataFrame:
-    """The deciding metric of each seed at each number of pairs to recall.
+    """The main metric of each seed at each number of pairs to recall.
 
     Columns `row`, `attention`, `seed`, `pairs`, `value`; empty for other tasks.
     """
@@ -101,10 +101,10 @@ class Task:
 
   @functools.cached_property
   def steps(self) -> pd.DataFrame:
-    """The step at which each seed first solves the task on the split for choices.
+    """The step at which each seed first solves the task on `choosing_split`.
 
-    Columns `row`, `seed`, `steps`, `solved`; a seed that does not solve it has its
-    last step, at which it is censored. Empty for a task without a threshold.
+    Columns `row`, `seed`, `steps`, `solved`; a seed that does not solve the task is
+    censored at its last step. Empty for a task without a threshold.
     """
     content = []
     for _, row in self.ended[self.ended["solved_at"].notna()].iterrows():
@@ -140,10 +140,10 @@ class Task:
 
 
 def _values_by_number(
-  values: Mapping[str, float], kind: str
+  values: Mapping[str, float], prefix: str
 ) -> dict[int, float]:
-  """The values of the splits of a kind, by their number: 128 for 'length_128'."""
-  numbers = {x: x.removeprefix(kind) for x in values if x.startswith(kind)}
+  """The values of splits with a prefix, by number: 128 for 'length_128'."""
+  numbers = {x: x.removeprefix(prefix) for x in values if x.startswith(prefix)}
   return {int(n): values[x] for x, n in numbers.items() if n.isdecimal()}
 
 
@@ -152,7 +152,7 @@ def by_task(
   plan: Mapping[str, Mapping[str, Any]] = types.MappingProxyType({}),
   reference: str | None = None,
 ) -> dict[str, Task]:
-  """The results of a comparison by task; `plan`, `reference` as in `summarize`."""
+  """The results of a comparison by task, with the arguments of `summarize`."""
   runs = frame.runs(records)
   summary = summarize(runs, plan, reference)
   return divide_by_task(records, runs, frame.curves(records), summary)

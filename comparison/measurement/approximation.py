@@ -33,39 +33,40 @@ def error(
   (including padding), heads and features.
 
   Returns:
-    The relative error, which is 0 for dense attention itself; None if the mechanism
-    is not an approximation, according to its `approximates`.
+    The relative error, which is 0 for dense attention itself; None if the mechanism's
+    `approximates` says that it is not an approximation.
 
   Raises:
-    ValueError: attention cannot be observed, because it is not a separate module, as
-      in a recurrent model.
+    ValueError: attention is not a separate module, as in a recurrent model, and cannot
+      be observed.
 
   Cost: that of dense attention.
   """
   config = model.config
   dense = models.AttentionConfig("dense")
-  slots = {slot for chosen in config.attentions.values() for slot in chosen}
-  # Modules that the mechanism does not support are dense; they would hide the error.
-  counted = slots - {dense} or slots
-  if any(slot.build().approximates is None for slot in counted):
+  configs = {layer for layers in config.attentions.values() for layer in layers}
+  # Modules that the mechanism does not support are dense. They are ignored, because
+  # they have no error.
+  measured = configs - {dense} or configs
+  if any(layer.build().approximates is None for layer in measured):
     return None
-  hidden = dense.build() if counted != slots else None
-  squares = jax.jit(functools.partial(_squares, model, hidden))
+  ignored = dense.build() if measured != configs else None
+  squares = jax.jit(functools.partial(_squares, model, ignored))
   deviation, size = squares(variables, dict(batch))
   return float(jnp.sqrt(deviation / size))
 
 
 def _squares(
   model: Model,
-  hidden: Attention | None,
+  ignored: Attention | None,
   variables: Mapping[str, Any],
   batch: Mapping[str, Any],
 ) -> tuple[Array, Array]:
-  """Squared norms of out − exact and of exact, summed; not of `hidden`."""
+  """Sums of the squared norms of out − exact and of exact, without `ignored`."""
   squares = []
 
   def observer(attention, query, key, value, out, **call):
-    if attention != hidden:
+    if attention != ignored:
       reference = exact(attention)(query, key, value, **call)
       squares.append((_square(out - reference), _square(reference)))
 
@@ -79,8 +80,8 @@ def exact(attention: Attention) -> Callable[..., Any]:
   if attention.approximates == "dense":
 
     def dense(query, key, value, **call):
-      # Other options are gates, which select and weight keys; dense attention has
-      # all keys.
+      # Other options are gates, which select and weight keys; dense attention uses all
+      # keys.
       options = {name: x for name, x in call.items() if name in _OPTIONS}
       return dense_attention(query, key, value, **options)
 

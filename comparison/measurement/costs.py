@@ -28,7 +28,7 @@ def step_flops(run: Experiment, batch: Batch) -> flops.FlopCount:
   train = dataclasses.replace(
     run.config.train, parallel="jit", mesh=MeshConfig()
   )
-  # An abstract mesh: a process that plans runs leaves the devices to the runs.
+  # An abstract mesh, because a process that plans runs must not occupy devices.
   mesh = jax.sharding.AbstractMesh(
     (1,) * len(AXES), AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES)
   )
@@ -50,12 +50,12 @@ def step_cost(
 ) -> dict[str, Any]:
   """Time and memory of one update, as in the training loop.
 
-  The time is the median of up to 50 steps or 10 seconds, of at least 3 steps, after
+  The time is the median of up to 50 steps or 10 seconds, but at least 3 steps, after
   one warm-up step. Each step is synchronised.
 
   Returns:
-    'compile_seconds' (with tracing, without the cache on disk), 'step_seconds',
-    'temp_bytes' that XLA reserves in addition to arguments and results, and
+    'compile_seconds' (with tracing, without the cache on disk); 'step_seconds';
+    'temp_bytes', which XLA reserves in addition to arguments and results; and
     'device_peak_bytes', which is None if the device does not report it.
   """
   mesh = parallel.make_mesh(config)
@@ -86,10 +86,10 @@ def step_cost(
 def decode_cost(
   run: Experiment, variables: Mapping[str, Any], batch: Batch
 ) -> dict[str, Any]:
-  """The speed of decoding up to the maximal length, and the size of the cache.
+  """The speed of decoding up to the maximum length, and the size of the cache.
 
-  No sequence ends early, so the model's outputs do not matter. The encoder, if there
-  is one, runs once and is part of the time.
+  No sequence ends early, so the time does not depend on the model's outputs. The
+  encoder, if there is one, runs once and is part of the time.
 
   Returns:
     'decode_tokens_per_second' for 16 rows, whose sources are those of `batch`, and
@@ -128,9 +128,9 @@ def decode_cost(
 def cache_bytes(config: Any, length: int) -> int | None:
   """Bytes of the cache of decoder self-attention for one sequence, over all layers.
 
-  This counts keys and values or a state, and the inputs of short convolutions, but
-  no keys and values of a source. None for a recurrent model, whose state belongs to no
-  mechanism.
+  The cache has keys and values or a state, and inputs of short convolutions. Keys and
+  values of a source do not count. None for a recurrent model, whose state does not
+  belong to a mechanism.
   """
   if not isinstance(config, models.ModelConfig):
     return None

@@ -23,16 +23,16 @@ def measure_trained(
 
   Args:
     folder: folder of the run.
-    with_map: also computes the attention map of one held-out example.
-    shape: measured costs of a run that differs only in seed and learning rate, which
-      has the same costs; by default they are measured.
+    with_map: whether to compute the attention map of one held-out example.
+    shape: the costs of a run that differs only in seed and learning rate, which are
+      the same; None measures them.
 
   Returns:
     Maps names to values. A value that cannot be measured is None, and 'notes' has the
     reason.
 
   Raises:
-    ConfigError: there is no such run, or it has no intact checkpoint.
+    ConfigError: the folder has no run, or the run has no intact checkpoint.
   """
   config = experiment_config.parse(workdir.read_config(folder), restore=True)
   run = experiment.create(config, folder)
@@ -40,7 +40,7 @@ def measure_trained(
   held_out = next(iter(run.task.eval_batches(run.task.eval_splits[0])))
   results = dict(shape or _costs(run, variables, held_out))
   notes = results["notes"] = dict(results["notes"])
-  # This speed includes the input pipeline.
+  # These speeds include the input pipeline.
   speeds = [line.get("tokens_per_second") for line in metrics.read(folder)]
   speeds = [speed for speed in speeds if speed is not None]
   results["tokens_per_second"] = (
@@ -70,18 +70,18 @@ def _costs(
   variables: Mapping[str, Any],
   held_out: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """The costs, which depend on the shapes of a run but not on its values."""
+  """The costs, which depend only on the shapes of a run."""
   notes: dict[str, str] = {}
   meter = usage.Meter()
   results = step_cost(run)
   batch = run.task.train_batch(0)
-  for name, counted in (
+  for name, count in (
     ("train_flops", costs.step_flops(run, batch)),
     ("forward_flops", costs.forward_flops(run, batch)),
   ):
-    results[name] = counted.flops
-    if counted.uncounted:
-      notes[name] = "at least; not counted: " + "; ".join(counted.uncounted)
+    results[name] = count.flops
+    if count.uncounted:
+      notes[name] = "at least; not counted: " + "; ".join(count.uncounted)
   decoding = _attempt(
     notes,
     "decode_tokens_per_second",
@@ -108,7 +108,7 @@ def _num_rows(task: Any) -> int:
 def _attempt(
   notes: dict[str, str], name: str, measure: Callable[[], Any]
 ) -> Any:
-  """Measures a value; on an error adds a note and returns None."""
+  """Measures a value; on an error, adds a note and returns None."""
   try:
     return measure()
   except (ValueError, NotImplementedError) as error:
@@ -119,5 +119,5 @@ def _attempt(
 def _approximation_error(model, variables, batch) -> float:
   error = approximation.error(model, variables, batch)
   if error is None:
-    raise ValueError("this mechanism approximates nothing")
+    raise ValueError("this mechanism is not an approximation")
   return error

@@ -1,4 +1,4 @@
-"""The machine's resources that a run and other programs used."""
+"""The resources of the machine that a run and other programs use."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 Usage = dict[str, float]
 """Columns of results.csv: 'seconds', 'cpu_seconds', 'peak_bytes', the largest resident
-size, and 'others_cores', the cores that other programs kept busy."""
+size, and 'others_cores', the number of cores that other programs used."""
 
 
 class Meter:
@@ -32,9 +32,9 @@ class Meter:
     self._busy = _busy_seconds()
 
   def others_cores(self) -> float:
-    """The average number of cores that other programs kept busy.
+    """The average number of cores that other programs used.
 
-    Time that a hypervisor gave to other machines is included.
+    This includes time that a hypervisor gave to other machines.
     """
     others = _busy_seconds() - self._busy - (time.process_time() - self._own)
     return max(0.0, others / max(time.monotonic() - self._start, 1e-3))
@@ -59,9 +59,9 @@ class Meter:
 def machine() -> dict[str, str | int | None]:
   """The 'commit', 'cpu', 'cores' and 'jax' version of this process.
 
-  The commit is that of the checkout of this file; None without a checkout. Cores are
-  those that this process may use: another number of cores changes the order of some
-  sums, and so the bits of a training.
+  The commit is that of the checkout of this file, or None without a checkout. Cores are
+  those that this process may use; their number changes the order of some sums, and so
+  the rounding of results.
   """
   return {
     "commit": _commit(),

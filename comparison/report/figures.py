@@ -29,9 +29,8 @@ from comparison.report.style import MUTED, Style, make_row_styles
 from settings.typed import literal
 
 _COST_NAMES = ("forward_flops", "step_seconds", "cache_bytes")
-_WIDE = (
-  20.0  # An axis is logarithmic above this ratio of largest to smallest value.
-)
+_WIDE = 20.0
+"""Ratio of largest to smallest value above which an axis is logarithmic."""
 
 
 def seeds(task: Task, styles: Styles) -> Any | None:
@@ -39,20 +38,20 @@ def seeds(task: Task, styles: Styles) -> Any | None:
   rows = task.ended
   if rows.empty:
     return None
-  first, counted = rows.iloc[0], has_solved_seeds(rows)
+  first, has_solved = rows.iloc[0], has_solved_seeds(rows)
   figure = new_figure((6.8, 1.1 + 0.21 * len(rows)))
   axes = figure.subplots()
   row_styles = _row_styles(rows, styles)
   for y, (_, row) in enumerate(rows.iterrows()):
     style = row_styles[row["name"]]
     values = task.seed_values(row)
-    if not counted and not math.isnan(row["low"]):
+    if not has_solved and not math.isnan(row["low"]):
       axes.hlines(y, row["low"], row["high"], color=MUTED, linewidth=0.8)
     axes.plot(
       values, [y] * len(values), color=style.color, marker=style.marker,
       linestyle="", alpha=0.75, clip_on=False,
     )  # fmt: skip
-  if counted:
+  if has_solved:
     axes.axvline(first["solved_at"], color=MUTED, linestyle=":")
   axes.set_yticks(range(len(rows)), list(rows["name"]))
   axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -74,8 +73,8 @@ def learning_curves(
   Args:
     task: the task, with its curves.
     styles: styles of its mechanisms.
-    metric: a metric of the first held-out split; default: the deciding metric if it
-      was evaluated at least four times, else the training loss.
+    metric: a metric of the first held-out split; None is the main metric if it was
+      evaluated at least four times, else the training loss.
   """
   rows = task.ended
   if rows.empty:
@@ -140,8 +139,7 @@ def lengths(task: Task, styles: Styles) -> Any | None:
 def quality_cost(task: Task, styles: Styles) -> Any | None:
   """The metric of every seed against the cost of an update and of a sequence.
 
-  A cost axis starts at 0, which shows differences in proportion, or is logarithmic
-  if the costs differ much.
+  A cost axis starts at 0, or is logarithmic if the costs differ much.
   """
   rows = task.ended
   names = [name for name in _COST_NAMES if rows[name].nunique() > 1]
@@ -174,7 +172,7 @@ def capacity(task: Task, styles: Styles) -> Any | None:
   """Quality against the memory per sequence, as in figure 2 of Zoology.
 
   A line joins the rows of a mechanism that differ only in numbers, such as the width
-  of the model. Rows that differ in anything else are on separate lines.
+  of the model. Rows that differ in other values are on separate lines.
   """
   rows = task.ended[task.ended["cache_bytes"].notna()]
   series = []
@@ -267,7 +265,7 @@ def legend(
 
 
 def _row_styles(rows: pd.DataFrame, styles: Styles) -> dict[str, Style]:
-  """Name of a row -> its style."""
+  """Maps the names of rows to their styles."""
   return make_row_styles(
     styles, zip(rows["name"], rows["attention"], strict=True)
   )

@@ -30,7 +30,7 @@ _SHARE = 0.02
 _LATEX_COLUMNS = 6
 
 READING = (
-  "The first column is the deciding metric on the last held-out split; rows are "
+  "The first column is the main metric on the last held-out split; rows are "
   "sorted by it. A mean is followed by its 95 % interval over seeds (Student's t; on "
   "the logit scale for a metric with two bounds). If models either solve a task or "
   "fail, the column counts seeds instead: 'solved 5 of 8', with Wilson's interval of "
@@ -111,7 +111,7 @@ def write(workdir: Path) -> str:
 
 
 def report_updater(workdir: Path) -> Callable[[], None]:
-  """Returns a function that updates the report, for a comparison to call per run.
+  """Returns a function that updates the report, which a comparison calls after runs.
 
   After a report that took t seconds, the next one follows at least 50 · t seconds later.
   Errors are printed, not raised.
@@ -165,7 +165,7 @@ _MARKUP = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])\(")
 
 def _plain_text(text: str) -> str:
   """Returns a text on one line, escaped so that file names are not HTML or links."""
-  return _MARKUP.sub(lambda found: f"\\{found[0]}", " ".join(text.splitlines()))
+  return _MARKUP.sub(lambda match: f"\\{match[0]}", " ".join(text.splitlines()))
 
 
 def _markdown_table(table: Table) -> list[str]:
@@ -234,7 +234,7 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
       "Attention weights of every row in one held-out example.",
     ),
   ]
-  # The second field of a part is its content, which is None for some tasks.
+  # The second element of a part is its content, which is None for some tasks.
   parts = [part for part in parts if part is not None and part[1] is not None]
   notes = [*remarks.choice_warnings(task), *remarks.notes(task)]
   notes += [map_note] * bool(map_note)
@@ -242,7 +242,7 @@ def _parts(task: Task, styles: Styles) -> list[Any]:
 
 
 def _setup(workdir: Path, run_records: Sequence[Record]) -> list[str]:
-  """Describes what all runs share, and how the shown point of a grid was chosen."""
+  """Describes what all runs share, and how the reported grid point was chosen."""
   shared = records.shared_settings(workdir)
   parts = []
   if shared.get("match_parameters"):
@@ -266,7 +266,7 @@ def _setup(workdir: Path, run_records: Sequence[Record]) -> list[str]:
     choosers = "the reported seeds"
     if any(record.get("choosing") for record in run_records):
       choosers = "separate seeds"
-    # In an older version, the first seed chose at the rungs.
+    # In an older version, the first seed chose the points at the rungs.
     elif "halving.rungs" in shared and shared.get("halving.seeds") != "all":
       choosers = "the first seed, which is also reported,"
     split = next(

@@ -1,4 +1,4 @@
-"""Line figures: one panel with a name at the end of each line, or small multiples.
+"""Line figures: one panel with names at the ends of lines, or small multiples.
 
 `line_figure` draws the lines that `comparison.report.figures` collects.
 """
@@ -16,7 +16,8 @@ from comparison.report.style import Style, make_row_styles
 
 Styles = Mapping[str, Style]
 
-_FEW = 8  # Largest number of names on one panel.
+_FEW = 8
+"""Largest number of names in one panel."""
 
 
 class Line(NamedTuple):
@@ -48,10 +49,10 @@ def line_figure(
 ) -> Any | None:
   """Draws lines with their names at their ends, or in one panel per mechanism.
 
-  Rows of one mechanism differ in colour, dash and marker.
-  More than eight names become small multiples: one panel per mechanism, with the
-  mean of every name in grey in the background. The rows of a mechanism differ in
-  opacity, which a legend below all panels explains.
+  Rows of one mechanism differ in colour, dash and marker. More than eight names become
+  small multiples: one panel per mechanism, with the mean of every name in grey in the
+  background. There, the rows of a mechanism differ in opacity, which a legend below all
+  panels explains.
 
   Args:
     series: the lines; lines of the same name belong together, such as seeds.
@@ -59,7 +60,7 @@ def line_figure(
     title: title of the figure.
     x_label: label of the x axis, with its unit.
     y_label: label of the y axis, with its unit.
-    dots: points of the mechanisms that are not joined.
+    dots: points of the mechanisms that no line joins.
     x_log: makes the x axis logarithmic, with ticks at the positions of the lines.
     y_log: makes the y axis logarithmic.
 
@@ -93,7 +94,7 @@ def line_figure(
   )
   # Rows of one mechanism share its colour and differ in opacity.
   kinds = list(dict.fromkeys(map(_kind, series)))
-  strengths = {x: 1 - 0.7 * n / len(kinds) for n, x in enumerate(sorted(kinds))}
+  opacities = {x: 1 - 0.7 * n / len(kinds) for n, x in enumerate(sorted(kinds))}
   for axes, (key, group) in zip(panels, groups.items(), strict=False):
     if key:
       axes.set_title(shorten(key))
@@ -105,14 +106,14 @@ def line_figure(
         line.x, line.y, color=style.color, linestyle=style.linestyle,
         marker=style.marker, markevery=[len(line.x) - 1],
         linewidth=1.0 if key else 1.2,
-        alpha=strengths[_kind(line)] if key else 1.0,
+        alpha=opacities[_kind(line)] if key else 1.0,
       )  # fmt: skip
     for dot in dots:
       if key in ("", dot.attention, dot.name):
         style = row_styles[dot.name] if not key else styles[dot.attention]
         axes.plot(
           dot.x, dot.y, color=style.color, marker=style.marker, linestyle="",
-          markersize=3, alpha=strengths[_kind(dot)] if key else 0.5,
+          markersize=3, alpha=opacities[_kind(dot)] if key else 0.5,
         )  # fmt: skip
     if x_log:
       logarithmic_ticks(axes, [x for line in series for x in line.x])
@@ -127,7 +128,7 @@ def line_figure(
     figure.supylabel(y_label, fontsize=8.5)
     handles = [
       Line2D([], [], color="black", alpha=alpha, label=kind)
-      for kind, alpha in strengths.items()
+      for kind, alpha in opacities.items()
       if kind
     ]
     if handles and groups.keys() != set(names):
@@ -142,7 +143,7 @@ def _kind(line: Line) -> str:
 
 
 def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
-  """Writes each name, with its marker, to the right of the ends of its lines."""
+  """Writes each name, with its marker, to the right of its lines."""
   ends: dict[str, list[Line]] = {}
   for line in series:
     ends.setdefault(line.name, []).append(line)
@@ -158,7 +159,7 @@ def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
     name: sum(axis_value(line.y[-1]) for line in group) / len(group)
     for name, group in ends.items()
   }
-  # From the bottom up, keep each name a line of text above the previous one.
+  # From the bottom up, place each name at least a line of text above the previous one.
   gap, height = 0.075, -math.inf
   order = sorted(heights, key=heights.__getitem__)
   for name in order:
@@ -182,7 +183,7 @@ def _name_ends(axes: Any, series: Sequence[Line], styles: Styles) -> None:
 
 def new_figure(size: tuple[float, float]) -> Any:
   """An empty figure with a size in inches, whose labels do not overlap."""
-  # Not pyplot, which would keep every figure and need a display.
+  # pyplot would keep every figure in memory, and need a display.
   return Figure(figsize=size, layout="constrained")
 
 
@@ -215,6 +216,6 @@ def logarithmic_ticks(axes: Any, positions: Sequence[float]) -> None:
 
 
 def shorten(name: str) -> str:
-  """Shortens the import path 'package.mine:plain' to 'mine:plain'; else unchanged."""
+  """Shortens import paths, 'package.mine:plain' to 'mine:plain'; keeps other names."""
   path, colon, attribute = name.partition(":")
   return path.rpartition(".")[2] + colon + attribute if colon else name

@@ -11,12 +11,14 @@ import numpy as np
 from comparison.analysis.task import Task
 from comparison.plan import label
 
-_READABLE = 32  # Largest number of tokens that a small panel labels.
-_MOST = 30  # Largest number of panels.
+_READABLE = 32
+"""Largest number of tokens that a small panel labels."""
+_MOST = 30
+"""Largest number of panels."""
 
 
 def task_map(task: Task) -> tuple[Any | None, str]:
-  """The attention weights of every row of a task in the same held-out example.
+  """The attention weights of each row of a task in the same held-out example.
 
   Returns:
     The figure, or None if no run has a map; and one line on the rows without a map.

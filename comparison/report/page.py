@@ -45,8 +45,8 @@ class Section(NamedTuple):
 
   Attributes:
     title: heading of the section.
-    parts: a string is a paragraph, a list of strings a list of notes; strings may
-      have `code` in backticks. A table is a pair of its title and itself.
+    parts: a string is a paragraph, and a list of strings a list of notes; strings may
+      have `code` in backticks. A pair is a title and its table.
   """
 
   title: str
@@ -62,8 +62,8 @@ def render(
 ) -> str:
   """Renders the HTML of the page.
 
-  DataTables, from the bundle in itables, sorts and searches the tables and hides
-  columns. If the page would exceed `limit`, the largest pictures become links.
+  The page uses DataTables, from the bundle in itables, to sort and search tables and to
+  hide columns. If the page would exceed `limit`, the largest pictures become links.
 
   Args:
     title: heading of the page.
@@ -115,7 +115,7 @@ def save(folder: Path, pictures: Sequence[Picture]) -> None:
       figure.draw_without_rendering()
       figure.set_layout_engine("none")
       figure.savefig(path.with_name(f"{picture.stem}.png"), dpi=_DPI)
-      # A date would change the file each time.
+      # A date would change the file in each call.
       svg = path.with_name(f"{picture.stem}.svg")
       figure.savefig(svg, metadata={"Date": None})
 
@@ -127,7 +127,7 @@ def prose(text: str) -> Markup:
 
 
 def anchor(text: str) -> str:
-  """Makes a file name or an anchor of a text: 'paper-needle' of 'paper/needle'."""
+  """Converts a text to a file name or an anchor: 'paper/needle' to 'paper-needle'."""
   return re.sub(r"[^\w.-]+", "-", text)
 
 

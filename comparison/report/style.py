@@ -19,9 +19,8 @@ class Style(NamedTuple):
   marker: str
 
 
-# Found by a search: any two colours differ by at least 9 in OKLab (× 100), for normal
-# vision and the three kinds of colour blindness, and all have a contrast of 3 : 1 on
-# white.
+# From a search: any two colours differ by at least 9 in OKLab (× 100), for normal
+# vision and three kinds of colour blindness; all have a contrast of 3 : 1 on white.
 _COLORS = (
   *("#000000", "#003fb6", "#a44903", "#639600", "#b951bf", "#1d97ff"),
   *("#e1756e", "#1d7887", "#690b6e", "#a28eae", "#664e50"),
@@ -37,10 +36,10 @@ MUTED = "#8a8a8a"
 def styles(attentions: Iterable[str]) -> dict[str, Style]:
   """Maps each mechanism to its style, which is the same in every figure.
 
-  The n-th mechanism of the registry has the n-th style. With 11 colours, a new dash
-  after each cycle of them, and 13 markers, no two of the first 55 share colour and
-  dash, and no two of the first 143 share colour and marker. Variants follow, sorted
-  by name.
+  The n-th mechanism of `ATTENTIONS` has the n-th style. There are 11 colours, with a
+  new dash after each cycle of them, and 13 markers, so no two of the first 55 styles
+  share colour and dash, and no two of the first 143 share colour and marker. Variants
+  follow, sorted by name.
   """
   mechanisms = list(ATTENTIONS)
   names = [*mechanisms, *sorted({*attentions} - {*mechanisms})]
@@ -63,7 +62,7 @@ def make_row_styles(
   mixed with white or black, and other dashes and markers.
 
   Args:
-    base: mechanism -> its style.
+    base: maps mechanisms to their styles.
     rows: name and mechanism of each row.
   """
   counts: dict[str, int] = {}
@@ -84,7 +83,7 @@ def make_row_styles(
 
 
 def _mix(color: str, n: int) -> str:
-  """A dark colour mixed with white, or a light one with black."""
+  """Mixes a dark colour with white, or a light one with black."""
   red, green, blue = colors.to_rgb(color)
   end = 1.0 if 0.299 * red + 0.587 * green + 0.114 * blue < 0.35 else 0.0
   share = 0.45 if n % 2 else 0.25
@@ -94,7 +93,7 @@ def _mix(color: str, n: int) -> str:
 
 @contextlib.contextmanager
 def look() -> Generator[None]:
-  """Matplotlib's settings while a figure is drawn and saved."""
+  """A context manager with Matplotlib's settings for drawing and saving figures."""
   settings = {
     "axes.grid": True,
     "axes.spines.right": False,

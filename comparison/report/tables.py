@@ -18,7 +18,7 @@ from settings.typed import literal
 from training.best import is_lower_better
 
 TIED = "≈"
-"""Marks rows that do not differ significantly from the best one."""
+"""Marks rows that do not differ significantly from the first row or the reference."""
 
 NOTHING = "–"
 _WHOLE = "sequence_accuracy"
@@ -53,7 +53,7 @@ class Table(NamedTuple):
 
 
 def quality(summary: pd.DataFrame) -> Table:
-  """The results of a task's rows, starting with the deciding metric.
+  """The results of a task's rows, starting with the main metric.
 
   Args:
     summary: summary of one task.
@@ -61,7 +61,7 @@ def quality(summary: pd.DataFrame) -> Table:
   rows = [row for _, row in summary.iterrows()]
   columns: dict[str, list[Cell]] = {
     "mechanism": _names(summary),
-    _deciding_title(summary): [result(row) for row in rows],
+    _metric_title(summary): [result(row) for row in rows],
     "seeds": [Cell(f"{r['seeds']}/{r['planned']}", r["seeds"]) for r in rows],
   }
   if summary["p"].notna().any():
@@ -121,7 +121,7 @@ def cost(summary: pd.DataFrame) -> Table | None:
   if len(names) < 2:
     return None
   columns = {"mechanism": _names(ended)}
-  columns[_deciding_title(ended)] = [
+  columns[_metric_title(ended)] = [
     result(row, brief=True) for _, row in ended.iterrows()
   ]
   for name in names:
@@ -143,7 +143,7 @@ def lengths(task: Task, metric: str | None = None) -> Table | None:
 
   Args:
     task: the task.
-    metric: the metric; default: the deciding one.
+    metric: the metric; None is the main metric.
 
   Returns:
     The table; None for a task of one length or without the metric.
@@ -170,12 +170,12 @@ def lengths(task: Task, metric: str | None = None) -> Table | None:
 
 
 def whole_sequences(task: Task) -> Table | None:
-  """`lengths` for the share of faultless sequences; None if that already decides."""
+  """`lengths` of the share of correct sequences; None if it is the main metric."""
   return lengths(task, _WHOLE) if task.metric != _WHOLE else None
 
 
 def bleu(task: Task) -> Table | None:
-  """Compares each row with the best, paired over sentences; None without sentences."""
+  """Compares each row with the best, paired by sentence; None without sentences."""
   if task.metric != "bleu":
     return None
   sentences = {
@@ -241,7 +241,7 @@ def result(row: Any, brief: bool = False) -> Cell:
 
 
 def steps(task: Task) -> Table | None:
-  """Steps until seeds solve the task; None if none does or without evaluations."""
+  """Steps until seeds solve the task; None if no seed does, or without evaluations."""
   if not task.has_steps_to_solve:
     return None
   points = task.steps
@@ -276,7 +276,7 @@ def steps(task: Task) -> Table | None:
 
 
 def _difference_cell(row: Any, against: str) -> Cell:
-  """The difference of a row from the compared one; 'too few' without a test."""
+  """The difference of a row from the row `against`; 'too few' without a test."""
   if row["name"] == against or not (row["seeds"] and row["is_complete"]):
     return Cell(NOTHING)
   if math.isnan(row["p"]):
@@ -291,8 +291,8 @@ def _names(summary: pd.DataFrame) -> list[Cell]:
   return [Cell(name, name) for name in summary["name"]]
 
 
-def _deciding_title(summary: pd.DataFrame) -> str:
-  """The title of the deciding column."""
+def _metric_title(summary: pd.DataFrame) -> str:
+  """The title of the column with the main metric."""
   first = summary.iloc[0]
   if summary_lib.has_solved_seeds(summary):
     return f"solved ({first['metric']} ≥ {first['solved_at']:g})"

@@ -1,4 +1,4 @@
-"""Compares the steps in which mechanisms learn to recall, at each of three rates.
+"""Compares the steps that mechanisms need to learn recall, at three learning rates.
 
     python compare.py --config=configs/compare/recall_steps.py --workdir=/tmp/steps
 

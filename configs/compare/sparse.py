@@ -1,4 +1,4 @@
-"""Compares selected keys with all keys at lengths where most keys are skipped.
+"""Compares attention to selected keys with attention to all keys.
 
     python compare.py --config=configs/compare/sparse.py --workdir=/tmp/sparse
 

@@ -1,4 +1,4 @@
-"""A needle in 4,096 positions, by depth and by length.
+"""A needle in 4,096 positions, at several depths and lengths.
 
     python train.py --config=configs/paper/needle.py:sliding_window
 

@@ -33,13 +33,13 @@ COLOURS = {
 }
 
 _NOISE = 12
-"""Standard deviation of the grey noise on every pixel, of 255."""
+"""Standard deviation of the noise on each pixel, whose largest value is 255."""
 
 _RADIUS = 4, 6
 """Smallest and largest half width of a shape, in pixels."""
 
 
-class Captioned(NamedTuple):
+class CaptionedImages(NamedTuple):
   """The examples of a batch.
 
   Attributes:
@@ -51,13 +51,15 @@ class Captioned(NamedTuple):
   captions: list[str]
 
 
-def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
+def draw(
+  key: np.ndarray, indices: np.ndarray, max_shapes: int
+) -> CaptionedImages:
   """Draws images with 1 to `max_shapes` shapes, at most one in each quarter.
 
-  Number, quarters, colours, shapes and sizes are uniform; a shape is at a random
-  position that lies wholly in its quarter. Each image has its own dark grey background,
-  with noise. The sentence lists the shapes by quarters in row-major order: 'red circle
-  top left, blue square bottom right'.
+  Number, quarters, colours, shapes and sizes are uniform, and a shape has a random
+  position within its quarter. Each image has a random dark grey background, with noise.
+  The sentence lists the shapes by quarters in row-major order: 'red circle top left,
+  blue square bottom right'.
 
   Args:
     key: key of the split, from `draws.split_key`.
@@ -69,41 +71,41 @@ def draw(key: np.ndarray, indices: np.ndarray, max_shapes: int) -> Captioned:
   raw = draws.words(key, indices, numbers)
   counts = 1 + draws.below(raw[:, 0], max_shapes)
   shades = draws.below(raw[:, 1], 60)
-  drawn = draws.distinct(raw[:, 3 : 3 + quarters], quarters)
-  own = raw[:, 3 + quarters :].reshape(len(indices), quarters, 5)
+  order = draws.distinct(raw[:, 3 : 3 + quarters], quarters)
+  words = raw[:, 3 + quarters :].reshape(len(indices), quarters, 5)
   images = np.empty((len(indices), SIDE, SIDE, 3), np.uint8)
   captions = []
   for row, count in enumerate(counts):
     image = np.full((SIDE, SIDE, 3), shades[row], np.float32)
-    words = []
-    for quarter in np.sort(drawn[row, :count]):
-      colour = list(COLOURS)[draws.below(own[row, quarter, 0], len(COLOURS))]
-      shape = SHAPES[draws.below(own[row, quarter, 1], len(SHAPES))]
+    phrases = []
+    for quarter in np.sort(order[row, :count]):
+      colour = list(COLOURS)[draws.below(words[row, quarter, 0], len(COLOURS))]
+      shape = SHAPES[draws.below(words[row, quarter, 1], len(SHAPES))]
       smallest, largest = _RADIUS
       sizes = largest - smallest + 1
-      radius = smallest + int(draws.below(own[row, quarter, 2], sizes))
-      free = SIDE // 2 - 2 * radius
-      offsets = [draws.below(word, free + 1) for word in own[row, quarter, 3:]]
+      radius = smallest + int(draws.below(words[row, quarter, 2], sizes))
+      margin = SIDE // 2 - 2 * radius
+      offsets = [draws.below(x, margin + 1) for x in words[row, quarter, 3:]]
       corner = np.array(divmod(int(quarter), 2)) * (SIDE // 2) + offsets
       image[_coverage(shape, corner, radius)] = COLOURS[colour]
-      words.append(f"{colour} {shape} {QUARTERS[quarter]}")
-    # The noise depends only on the image, like everything else.
+      phrases.append(f"{colour} {shape} {QUARTERS[quarter]}")
+    # The noise, too, depends only on the example.
     noise = np.random.default_rng(int(raw[row, 2])).standard_normal(
       image.shape, np.float32
     )
     images[row] = np.clip(image + _NOISE * noise, 0, 255)
-    captions.append(", ".join(words))
-  return Captioned(images, captions)
+    captions.append(", ".join(phrases))
+  return CaptionedImages(images, captions)
 
 
 def patches(images: np.ndarray) -> np.ndarray:
-  """Images [B, SIDE, SIDE, 3] as patches [B, R, C, P, P, 3] float32 in [0, 1]."""
+  """Converts images [B, SIDE, SIDE, 3] to patches [B, R, C, P, P, 3] in [0, 1]."""
   grid = images.reshape(-1, GRID, PATCH_SIZE, GRID, PATCH_SIZE, 3)
   return np.swapaxes(grid, 2, 3).astype(np.float32) / np.float32(255)
 
 
 def _coverage(shape: str, corner: np.ndarray, radius: int) -> np.ndarray:
-  """The pixels of a shape in the square that starts at `corner`, [SIDE, SIDE] bool."""
+  """Returns the pixels of a shape whose top left is `corner`, [SIDE, SIDE] bool."""
   y, x = (
     np.arange(SIDE)[:, None] + 0.5 - corner[0],
     np.arange(SIDE)[None, :] + 0.5 - corner[1],

@@ -6,17 +6,17 @@ from models.config import ModelConfig
 from settings.fields import checked
 
 PATCH_ID = -1
-"""The id of inputs that stand for the next patch of an image."""
+"""The id of inputs that represent the next patch of an image."""
 
 
 @checked
 class GatoConfig(ModelConfig):
-  """A decoder that reads ids and patches of images.
+  """A decoder over ids and patches of images.
 
   Attributes:
     kind: 'gato'.
-    local_positions: adds to the embeddings a learned position of every token within
-      its time step, which the task provides.
+    local_positions: whether a learned embedding of each token's position in its time
+      step, which the task provides, is added.
 
   The other fields are those of `ModelConfig`.
 

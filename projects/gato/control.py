@@ -13,7 +13,7 @@ from settings.errors import DataError
 ENVIRONMENT = "CartPole-v1"
 
 NUM_VALUES = 4
-"""Number of values of an observation: position and speed of the cart and of the pole."""
+"""Number of values of an observation: position and speed of cart and pole."""
 
 NUM_ACTIONS = 2
 
@@ -28,8 +28,8 @@ BINS = 1024
 _EXPERT = np.array([0.1, 0.3, 1.0, 0.3], np.float32)
 """The expert pushes to the right if the product with the observation is above 0.
 
-It balances the pole for all 500 steps, and nearly always even if a fifth of its actions
-are random.
+It balances the pole for all 500 steps, and nearly always does so even if a fifth of its
+actions are random.
 """
 
 _RANDOM = 0.2
@@ -55,11 +55,11 @@ class Episodes(NamedTuple):
 
 
 def mu_law(values: np.ndarray) -> np.ndarray:
-  """Discretises real numbers into bins that are fine near 0 and coarse elsewhere.
+  """Discretises real numbers into bins that are narrow near 0 and wide elsewhere.
 
       F(x) = sign(x) · log(|x| μ + 1) / log(M μ + 1),   μ = 100, M = 256
 
-  clipped to [−1, 1], which is divided into 1,024 equal bins.
+  F(x) is clipped to [−1, 1], which is divided into 1,024 equal bins.
 
   Paper: A generalist agent, appendix B, arXiv:2205.06175.
   """
@@ -70,19 +70,19 @@ def mu_law(values: np.ndarray) -> np.ndarray:
 
 
 def bin_value(bins: np.ndarray) -> np.ndarray:
-  """The number at the centre of a bin: the inverse of `mu_law`."""
+  """Returns the number at the centre of a bin, the inverse of `mu_law`."""
   companded = (np.asarray(bins) + 0.5) / BINS * 2 - 1
   size = np.expm1(np.abs(companded) * np.log(_RANGE * _MU + 1)) / _MU
   return np.sign(companded) * size
 
 
 def expert(values: np.ndarray) -> np.ndarray:
-  """The expert's actions, 1 for right or 0 for left; `[…, 4] -> […]` int32."""
+  """Returns the expert's actions, 1 for right or 0 for left; `[…, 4] -> […]` int32."""
   return (values @ _EXPERT > 0).astype(np.int32)
 
 
 def record(count: int, seed: int) -> Episodes:
-  """Plays episodes with the expert and replaces some actions by random ones.
+  """Plays episodes with the expert, but replaces some actions by random ones.
 
   Args:
     count: E.
@@ -96,10 +96,10 @@ def record(count: int, seed: int) -> Episodes:
   random_actions = rng.integers(NUM_ACTIONS, size=(count, LONGEST))
 
   def act(step, values):
-    chosen_actions = np.where(
+    actions = np.where(
       is_expert[:, step], expert(values), random_actions[:, step]
     )
-    return chosen_actions.astype(np.int32)
+    return actions.astype(np.int32)
 
   values, actions, lengths = play(count, seed, act)
   return Episodes(values, actions, is_expert, lengths)
@@ -126,22 +126,22 @@ def play(
   environment: Any = library().make_vec(
     ENVIRONMENT, num_envs=count, vectorization_mode="vector_entry_point"
   )
-  observed = np.zeros((count, LONGEST, NUM_VALUES), np.float32)
+  observations = np.zeros((count, LONGEST, NUM_VALUES), np.float32)
   actions = np.zeros((count, LONGEST), np.int32)
   lengths = np.zeros(count, np.int64)
   is_running = np.ones(count, bool)
   values, _ = environment.reset(seed=seed)
   for step in range(LONGEST):
-    observed[:, step] = values
+    observations[:, step] = values
     actions[:, step] = act(step, values)
     # A finished episode restarts; its further steps are ignored.
-    values, _, fell, ended, _ = environment.step(actions[:, step])
+    values, _, terminated, truncated, _ = environment.step(actions[:, step])
     lengths += is_running
-    is_running &= ~(fell | ended)
+    is_running &= ~(terminated | truncated)
     if not is_running.any():
       break
   environment.close()
-  return observed, actions, lengths
+  return observations, actions, lengths
 
 
 def library() -> Any:

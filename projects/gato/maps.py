@@ -1,4 +1,4 @@
-"""Attention between the modalities of a model."""
+"""Pictures of the attention between modalities."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import pathlib
@@ -21,12 +21,12 @@ class Shares(NamedTuple):
     modalities: M names, in order of first appearance.
     weights: [L, M, M], for each layer the total weight that queries of one modality
       give to keys of another, as a mean over heads and queries.
-    evenly: [M, M], the same for uniform causal attention.
+    uniform: [M, M], the same for uniform causal attention.
   """
 
   modalities: Sequence[str]
   weights: np.ndarray
-  evenly: np.ndarray
+  uniform: np.ndarray
 
 
 def shares(
@@ -40,25 +40,25 @@ def shares(
   Args:
     model: a decoder.
     variables: variables of the model.
-    task: the task, which knows the modality of every input.
-    example: a batch of one; padding at its end is ignored.
+    task: the task, which gives the modality of each input.
+    example: a batch of one; padding at the end is ignored.
   """
   ids = example["inputs"][0]
   length = int(np.flatnonzero(ids != task.pad_id)[-1]) + 1
   modalities = np.array(task.modalities(ids[:length]))
   names = list(dict.fromkeys(modalities.tolist()))
-  # [M, T]: the inputs of each modality.
-  member = np.array([modalities == name for name in names], float)
-  mean = member / member.sum(1, keepdims=True)
+  # [M, T], 1 for the inputs of each modality.
+  membership = np.array([modalities == name for name in names], float)
+  mean = membership / membership.sum(1, keepdims=True)
   maps = models.attention_maps(model, variables, example)
   layers = [
     np.asarray(maps[f"decoder_{i}/self_attention"])[0].mean(0)
     for i in range(len(maps))
   ]
   causal = np.tril(np.ones((length, length)))
-  evenly = causal / causal.sum(1, keepdims=True)
-  weights = [mean @ layer[:length, :length] @ member.T for layer in layers]
-  return Shares(names, np.array(weights), mean @ evenly @ member.T)
+  uniform = causal / causal.sum(1, keepdims=True)
+  weights = [mean @ layer[:length, :length] @ membership.T for layer in layers]
+  return Shares(names, np.array(weights), mean @ uniform @ membership.T)
 
 
 def draw_shares(
@@ -80,24 +80,25 @@ def draw_shares(
   )
   panels = figure.subplots(len(rows), layers, squeeze=False)
   image: Any = None
-  for row, one in enumerate(rows):
-    names = range(len(one.modalities))
+  for row, example in enumerate(rows):
+    names = range(len(example.modalities))
     for layer, panel in enumerate(panels[row]):
-      weights = one.weights[layer]
+      weights = example.weights[layer]
       image = panel.imshow(weights, cmap="viridis", vmin=0, vmax=1)
       for q in names:
         for k in names:
           panel.text(
             k,
             q,
-            f"{weights[q, k]:.2f}\n({one.evenly[q, k]:.2f})",
+            f"{weights[q, k]:.2f}\n({example.uniform[q, k]:.2f})",
             ha="center",
             va="center",
             fontsize=8,
             color="black" if weights[q, k] > 0.6 else "white",
           )
-      panel.set_xticks(names, one.modalities, rotation=30, fontsize=8)
-      labels = one.modalities if layer == 0 else [""] * len(one.modalities)
+      modalities = example.modalities
+      panel.set_xticks(names, modalities, rotation=30, fontsize=8)
+      labels = modalities if layer == 0 else [""] * len(modalities)
       panel.set_yticks(names, labels, fontsize=8)
       if row == 0:
         panel.set_title(f"layer {layer + 1}: {mechanisms[layer]}", fontsize=9)
@@ -116,7 +117,7 @@ def _mechanisms(model: Any) -> Sequence[models.AttentionConfig]:
   return model.config.layers("decoder_attention")
 
 
-class DrawnShares:
+class SharePictures:
   """Draws the attention of Gato.
 
   `training.pictures.attention_maps` and `training.commands.draw_attention` call these
@@ -135,13 +136,13 @@ class DrawnShares:
     """Draws the shares of one example of each kind, one below the other.
 
     A kind is a set of modalities. Kinds with a single modality, such as text, are
-    skipped unless there is no other. Below each share, in brackets, is the share of
+    skipped unless there are no others. Below each share, in brackets, is the share of
     uniform causal attention.
 
     Args:
       path: a .png file.
       variables: variables of the model.
-      task: the task, which knows the modality of every input.
+      task: the task, which gives the modality of each input.
       batches: held-out rows.
     """
     if not hasattr(task, "modalities"):  # A task of text only.
@@ -155,12 +156,12 @@ class DrawnShares:
         kind = frozenset(task.modalities(np.unique(ids[ids != task.pad_id])))
         if kind not in examples:
           examples[kind] = {name: x[row : row + 1] for name, x in batch.items()}
-    several = [x for kind, x in examples.items() if len(kind) > 1]
+    mixed = [x for kind, x in examples.items() if len(kind) > 1]
     rows = [
       shares(self, variables, task, example)
-      for example in several or examples.values()
+      for example in mixed or examples.values()
     ]
-    draw_shares(path, rows, [one.name for one in _mechanisms(self)])
+    draw_shares(path, rows, [config.name for config in _mechanisms(self)])
 
   def draw_input(
     self: Any,
@@ -175,16 +176,16 @@ class DrawnShares:
       raise ConfigError("--query: only image models support it")
     prompt = run.task.read(file)
     ids, length = prompt["prompt"], run.task.max_target_length
-    written = run.generate(
+    generated = run.generate(
       variables, prompt, max_length=length - ids.shape[1] + 1
     )
-    words = np.asarray(written.tokens)[0].tolist()
-    if run.task.eos_id in words:
-      words = words[: words.index(run.task.eos_id)]
+    caption = np.asarray(generated.tokens)[0].tolist()
+    if run.task.eos_id in caption:
+      caption = caption[: caption.index(run.task.eos_id)]
     example = {
-      "inputs": np.array([[*ids[0], *words]], np.int32)[:, :length],
+      "inputs": np.array([[*ids[0], *caption]], np.int32)[:, :length],
       "patches": prompt["patches"],
     }
-    names = [one.name for one in _mechanisms(self)]
+    names = [config.name for config in _mechanisms(self)]
     draw_shares(path, [shares(self, variables, run.task, example)], names)
-    return run.task.decode(words)
+    return run.task.decode(caption)

@@ -1,4 +1,4 @@
-"""A decoder of several modalities: ids and patches of images."""
+"""A decoder of several modalities, whose inputs are ids and patches of images."""
 
 from typing import ClassVar, cast
 
@@ -12,12 +12,12 @@ from models.kind import Sizes
 from models.sizes import id_sizes
 from models.transformer import OPTIONAL, Transformer
 from projects.gato.config import PATCH_ID, GatoConfig
-from projects.gato.maps import DrawnShares
+from projects.gato.maps import SharePictures
 from projects.gato.patch_embedding import PatchEmbedding
 
 
-class Gato(DrawnShares, Transformer):
-  """A decoder that embeds image patches at the ids `PATCH_ID`.
+class Gato(SharePictures, Transformer):
+  """A decoder that replaces the ids `PATCH_ID` by embeddings of image patches.
 
   Attributes:
     patches_shape: rows, columns, height, width and channels of the patches of an
@@ -32,7 +32,7 @@ class Gato(DrawnShares, Transformer):
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
-    """A batch from which `initialize` reads the shapes."""
+    """Returns a batch whose shapes `initialize` uses."""
     batch = super().example()
     if self.patches_shape is not None:
       batch["patches"] = np.zeros((1, *self.patches_shape), np.float32)
@@ -62,14 +62,14 @@ class Gato(DrawnShares, Transformer):
     local: Int[Array, "B T"] | None = None,
     patches: Float[Array, "B R C P P D"] | None = None,
   ) -> Float[Array, "B T F"]:
-    """Embeddings of ids and of patches, with their positions.
+    """Computes embeddings of ids and of patches, with their positions.
 
     Args:
-      inputs: ids; each `PATCH_ID` stands for the next patch.
+      inputs: ids; each `PATCH_ID` represents the next patch.
       positions: positions of the inputs in the sequence.
-      deterministic: uses the centres of the position intervals of patches.
-      local: for `local_positions`, the position of every input in its time step, from
-        1, or 0 for an action; None means its position in the sequence.
+      deterministic: whether patches use the centres of their position intervals.
+      local: for `local_positions`, the position of each input in its time step, from 1,
+        or 0 for an action; None means its position in the sequence.
       patches: the patches of one image per row.
     """
     if patches is not None and self.patches_shape is None:
@@ -90,7 +90,7 @@ class Gato(DrawnShares, Transformer):
 
 
 def create(config: GatoConfig, sizes: Sizes) -> Gato:
-  """Creates the model for a task's sizes; computes nothing.
+  """Creates the model for a task's sizes, without computing anything.
 
   Raises:
     ValueError: as in `models.sizes.id_sizes`.

@@ -1,4 +1,4 @@
-"""Image patches as tokens of a sequence, by a residual block (Gato)."""
+"""Embeds image patches as tokens by a residual block (Gato)."""
 
 from flax import linen as nn
 import jax
@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 CHANNELS = 32
-"""Channels of the convolutions, which the paper does not state."""
+"""Number of channels of the convolutions, which the paper does not give."""
 
 GROUPS = 32
 """Groups of channels in a group norm, as in the paper."""
@@ -52,7 +52,8 @@ class PatchEmbedding(nn.Module):
 
     Args:
       patches: R rows of C patches of an image, with D channels.
-      deterministic: uses central positions; otherwise the rng 'dropout' is needed.
+      deterministic: whether to use central positions; otherwise the rng 'dropout' is
+        needed.
 
     Returns:
       `[B, R · C, F]`, in row-major order.
@@ -88,7 +89,7 @@ class PatchEmbedding(nn.Module):
     return x
 
   def _positions(self, batch: int, count: int, deterministic: bool) -> Array:
-    """One position from every interval, `[batch, count]`."""
+    """Returns one position from each interval, `[batch, count]`."""
     bounds = np.arange(count + 1) * NUM_POSITIONS // count
     first, last = bounds[:-1], np.maximum(bounds[1:] - 1, bounds[:-1])
     shape = (batch, count)

@@ -24,27 +24,27 @@ MODALITIES = ("text", "image", "value", "separator", "action")
 
 _NUM_PATCHES = captions.GRID**2
 _ACTION_NAMES = ("left", "right")
-# Enough captions to make each of their words a subword.
 _CAPTIONS_IN_VOCABULARY = 2000
+"""Number of captions for the vocabulary, so that each word becomes a subword."""
 _HELD_OUT_EPISODES = 50
 
 
 class MixedTask(base.Task):
   """Rows of text, of images with captions, and of an expert's episodes.
 
-  Ids are those of the text's vocabulary, then 1,024 bins of real numbers, two
-  actions, and a separator between an observation and an action. In the paper
-  actions share the ids of text; here they have separate ids. A row has T tokens:
+  The vocabulary has the ids of the text, 1,024 bins of real numbers, two actions, and a
+  separator between observation and action. In the paper, actions share the ids of text;
+  here they have separate ids. A row has T tokens:
 
       text       t₁ … t_T
       caption    16 patches, each with the id `PATCH`, the words, EOS
       control    (o₁ o₂ o₃ o₄ | a) of consecutive time steps
 
-  'inputs' and 'targets' [B, T], the targets one token later; 'weights' [B, T] are
-  1 at text and at actions of the expert, and 0 elsewhere. 'local' [B, T] is the
-  position of an input in its time step, from 1, or 0 for an action; a text or a
-  caption is one time step. 'patches' [B, 4, 4, 8, 8, 3], in [0, 1], are those of
-  the row's image.
+  A batch has 'inputs' and 'targets' [B, T], with targets one token later. 'weights'
+  [B, T] are 1 at text and at actions of the expert, and 0 elsewhere. 'local' [B, T] is
+  the position of an input in its time step, from 1, or 0 for an action; a text or a
+  caption is one time step. 'patches' [B, 4, 4, 8, 8, 3], in [0, 1], are those of the
+  row's image.
 
   Attributes:
     input_shapes: {'patches': …}.
@@ -89,9 +89,9 @@ class MixedTask(base.Task):
     """Text, captions and control, each a pure function of (seed, step)."""
     config = self._config
     text = self._batch_size - config.caption_rows - config.control_rows
-    whole = self._text.train_batch(step)
+    text_batch = self._text.train_batch(step)
     parts = [
-      self._text_rows({name: array[:text] for name, array in whole.items()})
+      self._text_rows({name: x[:text] for name, x in text_batch.items()})
     ]
     indices = np.arange(config.caption_rows) + step * config.caption_rows
     if config.caption_rows:
@@ -119,17 +119,17 @@ class MixedTask(base.Task):
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """The loss of text, and the accuracy of captions and actions."""
+    """Sums for the loss of text, and the accuracy of captions and actions."""
     inputs, targets = batch["inputs"], batch["targets"]
     weights = batch["weights"]
     is_caption = jnp.any(inputs == PATCH, axis=1)[:, None]
     is_control = jnp.any(inputs == self._separator, axis=1)[:, None]
     text_weights = weights * ~(is_caption | is_control)
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    picked = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+    log_p = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
     return {
       "text_loss": jnp.stack(
-        [-jnp.sum(text_weights * picked), jnp.sum(text_weights)]
+        [-jnp.sum(text_weights * log_p), jnp.sum(text_weights)]
       ),
       "caption_accuracy": base.sequence_accuracy(
         logits, targets, weights * is_caption
@@ -153,7 +153,7 @@ class MixedTask(base.Task):
         "prompt_length": np.full(self._batch_size, _NUM_PATCHES, np.int32),
         "patches": batch["patches"][rows],
       }
-      # The last generated token is never read.
+      # The last generated token is not an input.
       longest = self._config.context - _NUM_PATCHES + 1
       yield DecodeBatch(inputs, references, longest)
 
@@ -169,8 +169,8 @@ class MixedTask(base.Task):
   ) -> dict[str, float]:
     """Plays episodes, with the more probable action at each step.
 
-    The model reads as many of the last time steps as fit into its context, and
-    predicts only actions.
+    The model sees as many of the last time steps as fit into its context, and predicts
+    only actions.
 
     Args:
       predict: `batch -> logits [B, T, V]`.
@@ -187,19 +187,19 @@ class MixedTask(base.Task):
     values = np.zeros((count, control.LONGEST, control.NUM_VALUES), np.float32)
     actions = np.zeros((count, control.LONGEST), np.int32)
 
-    def act(step, observed):
-      values[:, step] = observed
+    def act(step, observation):
+      values[:, step] = observation
       first = max(0, step + 1 - window)
       # One length for all steps; positions after the current step are ignored.
-      shown = np.arange(first, first + window)
-      tokens = self._steps(values[:, shown], actions[:, shown])[:, :-1]
+      steps = np.arange(first, first + window)
+      tokens = self._steps(values[:, steps], actions[:, steps])[:, :-1]
       batch = {
         "inputs": tokens,
         "local": np.tile(self._local_positions(window), (count, 1))[:, :-1],
       }
       last = STEP_TOKENS * (step - first + 1) - 2
-      chosen = slice(self._first_action, self._first_action + NUM_ACTIONS)
-      scores = predict(batch)[:, last, chosen]
+      action_ids = slice(self._first_action, self._first_action + NUM_ACTIONS)
+      scores = predict(batch)[:, last, action_ids]
       actions[:, step] = scores.argmax(-1)
       return actions[:, step]
 
@@ -208,11 +208,11 @@ class MixedTask(base.Task):
     return {"return": float(lengths.mean())}
 
   def read(self, path: str) -> Batch:
-    """A prompt of one image, for which a model writes a caption.
+    """Reads an image as a prompt for a caption.
 
     Raises:
-      DataError: there is no such file, it is not an image, or it is not a colour image
-        of the size of this task's images.
+      DataError: the file does not exist, is not an image, or is not a colour image of
+        the size of this task's images.
     """
     file = typed_path(path)
     if not file.is_file():
@@ -295,11 +295,11 @@ class MixedTask(base.Task):
     return base.chunks(self._config.eval_size, self._batch_size)
 
   def _text_rows(self, rows: Batch) -> Batch:
-    """Returns rows of text in the layout of the other rows."""
+    """Adds local positions to rows of text."""
     return {**rows, "local": self._row_positions(rows["inputs"])}
 
   def _row_positions(self, inputs: np.ndarray) -> np.ndarray:
-    """The local positions of a row that is one time step."""
+    """The local positions of rows that are one time step."""
     positions = np.arange(1, inputs.shape[1] + 1, dtype=np.int32)
     return np.tile(positions, (len(inputs), 1))
 
@@ -309,13 +309,13 @@ class MixedTask(base.Task):
     """Images with captions, and the captions."""
     config = self._config
     key = draws.split_key(self._seed, f"{split} captions")
-    drawn = captions.draw(key, indices, config.max_shapes)
+    examples = captions.draw(key, indices, config.max_shapes)
     shape = (len(indices), config.context)
     inputs = np.zeros(shape, np.int32)
     targets, weights = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
     inputs[:, :_NUM_PATCHES] = PATCH
     first = _NUM_PATCHES - 1
-    for row, caption in enumerate(drawn.captions):
+    for row, caption in enumerate(examples.captions):
       ids = [*self._text.encode_target(caption), self.eos_id]
       stop = first + len(ids)
       inputs[row, first + 1 : stop] = ids[:-1]
@@ -326,29 +326,29 @@ class MixedTask(base.Task):
       "targets": targets,
       "weights": weights,
       "local": self._row_positions(inputs),
-      "patches": captions.patches(drawn.images),
+      "patches": captions.patches(examples.images),
     }
-    return batch, drawn.captions
+    return batch, examples.captions
 
   def _control_batch(
     self, split: str, rng: np.random.Generator, count: int
   ) -> Batch:
     """Windows of episodes from random positions."""
     episodes, window = self._episodes[split], self._window
-    chosen = rng.integers(len(episodes.lengths), size=count)
+    numbers = rng.integers(len(episodes.lengths), size=count)
     # The window of a shorter episode starts at its beginning.
-    last = np.maximum(0, episodes.lengths[chosen] - window)
+    last = np.maximum(0, episodes.lengths[numbers] - window)
     starts = rng.integers(last + 1)
     steps = starts[:, None] + np.arange(window)
-    rows = chosen[:, None]
-    played = steps < episodes.lengths[rows]
-    learned = played & episodes.is_expert[rows, steps]
+    rows = numbers[:, None]
+    is_played = steps < episodes.lengths[rows]
+    is_target = is_played & episodes.is_expert[rows, steps]
     tokens = self._steps(
       episodes.values[rows, steps], episodes.actions[rows, steps]
     )
     weights = np.zeros(tokens.shape, np.float32)
-    weights[:, STEP_TOKENS - 1 :: STEP_TOKENS] = learned
-    tokens *= np.repeat(played, STEP_TOKENS, axis=1)
+    weights[:, STEP_TOKENS - 1 :: STEP_TOKENS] = is_target
+    tokens *= np.repeat(is_played, STEP_TOKENS, axis=1)
     length = tokens.shape[1] - 1
     padding = [(0, 0), (0, self._config.context - length)]
     return {
@@ -391,10 +391,10 @@ class MixedTask(base.Task):
       key=lambda part: len(self._text.encode_target(part)),
     )
     caption = ", ".join(longest[-self._config.max_shapes :])
-    least = _NUM_PATCHES + len(self._text.encode_target(caption))
-    if self._config.context < least:
+    minimum = _NUM_PATCHES + len(self._text.encode_target(caption))
+    if self._config.context < minimum:
       raise ValueError(
-        f"task.context: expected at least {least}, {_NUM_PATCHES} patches and a "
+        f"task.context: expected at least {minimum}, {_NUM_PATCHES} patches and a "
         f"caption such as {caption!r}, got {self._config.context}"
       )
 
@@ -427,10 +427,10 @@ def make(
 ) -> MixedTask:
   """Reads the text and plays the expert's episodes; see `TaskEntry`."""
   base.layout("mixed", kind, ("decoder",))
-  others = config.caption_rows + config.control_rows
-  if batch_size < others:
+  num_others = config.caption_rows + config.control_rows
+  if batch_size < num_others:
     raise ValueError(
-      f"batch_size: expected at least {others} rows, task.caption_rows + "
+      f"batch_size: expected at least {num_others} rows, task.caption_rows + "
       f"task.control_rows, got {batch_size}"
     )
   key = draws.split_key(seed, "vocabulary captions")

@@ -47,5 +47,7 @@ class MixedConfig:
 
   def __post_init__(self):
     check(self, "path", bool(self.path), "a text file")
-    least = control.STEP_TOKENS if self.control_rows else 2
-    check(self, "context", self.context >= least, f"at least {least} tokens")
+    minimum = control.STEP_TOKENS if self.control_rows else 2
+    check(
+      self, "context", self.context >= minimum, f"at least {minimum} tokens"
+    )

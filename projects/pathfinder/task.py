@@ -10,13 +10,13 @@
     . . # . . . . . . . . .
 
 After Linsley et al. 2018, arXiv:1805.08315, with the 32 × 32 pixels of Long Range
-Arena, Tay et al., arXiv:2011.04006. This module draws its own, different pictures:
-paths are one pixel wide, dashes lie along the eight directions of the grid, dashes of a
-path are one pixel apart, and paths are at least two pixels apart. So the picture
-determines the answer. The discs do not: for each picture with the answer yes there
-is one with the answer no that has the same two discs, which the paths leave by the same
-dashes. A rule that sees only the discs is right in 50 % of the pictures, and a rule that
-also sees where paths leave them in 63 %.
+Arena, Tay et al., arXiv:2011.04006. This module draws different pictures: paths are one
+pixel wide, dashes lie along the eight directions of the grid, dashes of a path are one
+pixel apart, and paths are at least two pixels apart. So the picture determines the
+answer. The discs do not: for each picture with the answer yes, there is one with the
+answer no that has the same two discs and the same dashes next to them. A rule that uses
+only the discs is right in 50 % of the pictures, and a rule that also uses where paths
+leave them in 63 %.
 """
 
 from collections.abc import Iterable, Iterator
@@ -52,7 +52,7 @@ _TURNS = (
   (1, -1, 0),
   (1, 0, -1),
 )
-_TRIES_A_PATH, _TRIES = 100, 1000
+_PATH_TRIES, _TRIES = 100, 1000
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -78,7 +78,7 @@ class PathfinderConfig:
 
 
 class _Pair(NamedTuple):
-  """Two pictures with the same discs, as ids of pixels, and which one comes first."""
+  """Two pictures with the same discs, as ids of pixels, and their order."""
 
   yes: np.ndarray
   no: np.ndarray
@@ -88,7 +88,7 @@ class _Pair(NamedTuple):
 class PathfinderTask(Classified):
   """Pictures as sequences of pixels, with the answer yes or no.
 
-  The pixels are in row-major order. Of two neighbouring examples one is yes, so the
+  The pixels are in row-major order. One of two neighbouring examples is yes, so the
   answers are balanced.
   """
 
@@ -100,7 +100,7 @@ class PathfinderTask(Classified):
       seed=seed,
       length=config.size**2,
     )
-    # Raise an error now, not during training, if the paths do not fit.
+    # Raises an error now, not during training, if the paths do not fit.
     if not any(itertools.islice(self._tries("train", 0), _TRIES)):
       raise ValueError(
         f"task.size: none of {_TRIES} pictures of {config.size} × {config.size} "
@@ -108,7 +108,7 @@ class PathfinderTask(Classified):
         f"num_distractors={config.num_distractors}"
       )
 
-  def _read(
+  def _ids_and_answers(
     self, split: str, indices: np.ndarray
   ) -> Iterator[tuple[np.ndarray, int]]:
     pairs = {n: self._pair(split, n) for n in np.unique(indices // 2).tolist()}
@@ -118,30 +118,30 @@ class PathfinderTask(Classified):
       yield (pair.yes, YES) if is_yes else (pair.no, NO)
 
   def _pair(self, split: str, number: int) -> _Pair:
-    """Two neighbouring examples: one of each answer, with the same discs."""
+    """Two neighbouring examples, one of each answer, with the same discs."""
     return next(filter(None, self._tries(split, number)))
 
   def _tries(self, split: str, number: int) -> Iterator[_Pair | None]:
-    """Yields endless pairs; None stands for a pair that does not fit."""
+    """Yields an infinite stream of pairs, or None for a pair that does not fit."""
     config = self._config
     key = draws.split_key(self._seed, split)
     # Decides which of the two is yes; pictures use other words of the stream.
-    coin = draws.words(key, np.array([2**40 + number]), 1)[0, 0]
-    draw = draws.stream(key, number)
+    order = draws.words(key, np.array([2**40 + number]), 1)[0, 0]
+    words = draws.stream(key, number)
     while True:
-      yes = _paths(draw, config)
+      yes = _paths(words, config)
       if yes is None:
         yield None
         continue
       ends = _ends(config.size, yes.first)
-      no = _paths(draw, config, ends)
+      no = _paths(words, config, ends)
       if no is None:
         yield None
         continue
       yield _Pair(
         _pixels(config.size, yes.ink, ends),
         _pixels(config.size, no.ink, ends),
-        bool(coin % 2),
+        bool(order % 2),
       )
 
 
@@ -149,7 +149,7 @@ class _Board(NamedTuple):
   """Neighbourhoods of pixels; pixel (r, c) has the number r · size + c.
 
   Attributes:
-    discs: for each pixel the 3 × 3 pixels around it; empty at the edge.
+    discs: for each pixel the 3 × 3 pixels centred at it; empty at the edge.
     near: for each pixel the pixels at most two rows and columns away, as bits of an
       integer.
   """
@@ -160,10 +160,10 @@ class _Board(NamedTuple):
 
 @functools.cache
 def _board(size: int) -> _Board:
-  def square(pixel: int, reach: int) -> list[int]:
+  def square(pixel: int, radius: int) -> list[int]:
     row, column = divmod(pixel, size)
-    rows = range(max(0, row - reach), min(size, row + reach + 1))
-    columns = range(max(0, column - reach), min(size, column + reach + 1))
+    rows = range(max(0, row - radius), min(size, row + radius + 1))
+    columns = range(max(0, column - radius), min(size, column + radius + 1))
     return [r * size + c for r in rows for c in columns]
 
   discs = [square(pixel, 1) for pixel in range(size**2)]
@@ -196,31 +196,31 @@ class _Paths(NamedTuple):
 
 
 def _paths(
-  draw: Iterator[int],
+  words: Iterator[int],
   config: PathfinderConfig,
   starts: tuple[_End, ...] = (),
 ) -> _Paths | None:
   """Draws all paths of a picture; None if one does not fit.
 
   Args:
-    draw: random words.
+    words: random words.
     config: config of the task.
     starts: starts of the two long paths; random by default.
   """
-  taken, first, ink = 0, [], []
+  blocked, first, ink = 0, [], []
   short = max(2, config.num_dashes // 3)
   sizes = [config.num_dashes] * 2 + [short] * config.num_distractors
   for number, size in enumerate(sizes):
     is_long = number < 2
     start = starts[number] if number < len(starts) else None
-    for _ in range(_TRIES_A_PATH):
-      candidate = _path(draw, config.size, size, taken, is_long, start)
+    for _ in range(_PATH_TRIES):
+      candidate = _path(words, config.size, size, blocked, is_long, start)
       if candidate is not None:
         break
     else:
       return None
     path, near = candidate
-    taken |= near
+    blocked |= near
     first = first or path
     ink += path
   return _Paths(first, ink)
@@ -237,34 +237,34 @@ def _ends(size: int, path: list[int]) -> tuple[_End, _End]:
 
 
 def _path(
-  draw: Iterator[int],
+  words: Iterator[int],
   size: int,
   num_dashes: int,
-  taken: int,
+  blocked: int,
   has_discs: bool,
   start: _End | None,
 ) -> tuple[list[int], int] | None:
   """Draws one path by a random walk; None if it does not fit.
 
   Args:
-    draw: random words.
+    words: random words.
     size: size of the picture.
     num_dashes: number of dashes of the path.
-    taken: bits of pixels that are too close to other paths.
+    blocked: bits of pixels that are too close to other paths.
     has_discs: whether discs must fit at both ends.
-    start: start of the path; None means random.
+    start: start of the path; None means a random one.
 
   Returns:
     The pixels of the path in order, and the bits of pixels that are too close to it.
   """
   board = _board(size)
-  first, heading = start or (next(draw) % size**2, next(draw) % 8)
+  first, heading = start or (next(words) % size**2, next(words) % 8)
   row, column = divmod(first, size)
   path: list[int] = []
   near: list[int] = []  # One entry per dash.
   for number in range(num_dashes):
-    too_close = taken | _union(near[:-1])
-    for turn in _TURNS[next(draw) % 6] if number else (0,):
+    too_close = blocked | _union(near[:-1])
+    for turn in _TURNS[next(words) % 6] if number else (0,):
       new_heading = (heading + turn) % 8
       r, c = row, column
       if number:
@@ -283,14 +283,14 @@ def _path(
     path += dash
     near.append(board.near[dash[0]] | board.near[dash[1]])
     (row, column), heading = ends, new_heading
-  closeness = _union(near)
+  near_path = _union(near)
   if has_discs:
-    for end, own in ((path[0], near[2:]), (path[-1], near[:-2])):
-      disc, too_close = board.discs[end], taken | _union(own)
+    for end, others in ((path[0], near[2:]), (path[-1], near[:-2])):
+      disc, too_close = board.discs[end], blocked | _union(others)
       if not disc or too_close & _bits(disc):
         return None
-      closeness |= _union(board.near[pixel] for pixel in disc)
-  return path, closeness
+      near_path |= _union(board.near[pixel] for pixel in disc)
+  return path, near_path
 
 
 def _pixels(size: int, ink: list[int], ends: tuple[_End, _End]) -> np.ndarray:

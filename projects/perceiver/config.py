@@ -19,7 +19,7 @@ class Widths(NamedTuple):
     num_heads: N.
     query: total width of queries and keys over all heads.
     value: total width of values over all heads.
-    mlp: inner width of the feed-forward layer.
+    mlp: hidden width of the feed-forward layer.
   """
 
   num_heads: int
@@ -30,18 +30,18 @@ class Widths(NamedTuple):
 
 @checked
 class PerceiverConfig(AttentionFields):
-  """Latents that read inputs of any length, and output queries that read the latents.
+  """Latents that attend to inputs of any length, and outputs that attend to latents.
 
-  A width of None defaults to another width, which its entry names.
+  A width of None defaults to another width, which is given for each.
 
   Attributes:
     kind: 'perceiver'.
     num_latents: M.
     num_layers: number of self-attention layers of the latents.
-    num_blocks: how often these layers are applied, with shared weights.
+    num_blocks: number of times that these layers are applied, with shared weights.
     num_heads: heads of these layers.
     features: width of a latent.
-    mlp_features: inner width of their feed-forward layers.
+    mlp_features: hidden width of their feed-forward layers.
     activation: activation of all feed-forward layers, as in `ModelConfig`.
     query_features: total width of their queries and keys; default `features`.
     value_features: total width of their values; default `features`.
@@ -51,7 +51,7 @@ class PerceiverConfig(AttentionFields):
       `input_features`.
     input_value_features: `value_features` of that attention; default `features`.
     input_mlp_features: `mlp_features` of that layer; default `features`.
-    input_residual: whether the latents are added to the result of that attention.
+    input_residual: whether the latents are added to the output of that attention.
     output_features: width of an output query; default `input_features` with head
       'tokens', else `features`.
     output_heads: heads of the attention from outputs to latents.
@@ -60,22 +60,22 @@ class PerceiverConfig(AttentionFields):
     output_value_features: `value_features` of that attention; default
       `output_features`.
     output_mlp_features: `mlp_features` of that layer; default `output_features`.
-    output_residual: whether the output queries are added to the result of that
+    output_residual: whether the output queries are added to the output of that
       attention.
     fourier_bands: K, the number of frequencies of pixel positions along each axis;
       None means tokens with learned positions.
     head: 'tokens', one output per position, whose logits are products with the
       embedding table; or 'class', one output for the classes.
     dropout_rate: rate of dropout after attention and feed-forward layers.
-    vocab_size: number of ids of the model, if more than in its task.
-    max_length: longest sequence, if longer than in its task.
-    dtype: dtype of activations; logits and softmax are float32, or float64 if this is
-      float64.
+    vocab_size: size of the vocabulary, if larger than the task's.
+    max_length: the largest length, if larger than the task's.
+    dtype: dtype of activations; logits and softmax are float32, or float64 with dtype
+      'float64'.
     param_dtype: dtype of parameters.
-    encoder_attention: self-attention mechanism of the latents, or a list that layers
-      cycle through; None is dense.
-    cross_attention: mechanism from latents to inputs and from outputs to latents; a
-      list sets them separately.
+    encoder_attention: self-attention mechanism of the latents, or several that layers
+      take in turn; None is dense.
+    cross_attention: mechanism of the attention from latents to inputs and from outputs
+      to latents; a list of two sets them separately.
   """
 
   module: ClassVar[str] = "projects.perceiver.model:create"
@@ -179,10 +179,10 @@ class PerceiverConfig(AttentionFields):
     return self.num_heads
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every layer for the attention module `field`."""
+    """The mechanism of each layer to which the field applies."""
     number = 2 if field == "cross_attention" else self.num_layers
-    chosen = self.attentions[field]
-    return tuple(chosen[i % len(chosen)] for i in range(number))
+    mechanisms = self.attentions[field]
+    return tuple(mechanisms[i % len(mechanisms)] for i in range(number))
 
   def _check_widths(self):
     for prefix, widths in (

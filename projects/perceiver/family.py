@@ -63,16 +63,16 @@ def _optional(hf_config: Mapping[str, Any], name: str) -> int | None:
   return None if hf_config.get(name) is None else family.size(hf_config, name)
 
 
-def _layer(theirs: str, ours: str, slot: str) -> list[Row]:
-  """The rows of one layer; a layer of the latents has no norm of keys."""
+def _layer(theirs: str, ours: str, module: str) -> list[Row]:
+  """Returns the rows of one layer; in self-attention, keys have no separate norm."""
   attention = f"{theirs}.attention.self"
   return [
-    *family.norm(f"{attention}.layernorm1", f"{ours}/{slot}_norm"),
+    *family.norm(f"{attention}.layernorm1", f"{ours}/{module}_norm"),
     *family.norm(f"{attention}.layernorm2", f"{ours}/memory_norm"),
-    *family.linear(f"{attention}.query", f"{ours}/{slot}/query"),
-    *family.linear(f"{attention}.key", f"{ours}/{slot}/key"),
-    *family.linear(f"{attention}.value", f"{ours}/{slot}/value"),
-    *family.linear(f"{theirs}.attention.output.dense", f"{ours}/{slot}/out"),
+    *family.linear(f"{attention}.query", f"{ours}/{module}/query"),
+    *family.linear(f"{attention}.key", f"{ours}/{module}/key"),
+    *family.linear(f"{attention}.value", f"{ours}/{module}/value"),
+    *family.linear(f"{theirs}.attention.output.dense", f"{ours}/{module}/out"),
     *family.norm(f"{theirs}.layernorm", f"{ours}/mlp_norm"),
     *family.linear(f"{theirs}.mlp.dense1", f"{ours}/mlp/hidden"),
     *family.linear(f"{theirs}.mlp.dense2", f"{ours}/mlp/out"),
@@ -114,4 +114,4 @@ PERCEIVER = Family(
   },
   inputs={"input_ids": "source", "attention_mask": "source_mask"},
 )
-"""Bytes through latents, with one output for every possible position."""
+"""Models of bytes with latents, and one output for each possible position."""

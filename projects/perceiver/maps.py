@@ -1,4 +1,4 @@
-"""Attention of a Perceiver's latents, labelled and drawn over an image."""
+"""Labels and pictures of the attention of a Perceiver's latents."""
 
 from collections.abc import Iterable, Mapping
 import pathlib
@@ -18,12 +18,12 @@ NUM_LATENTS = 10
 def axes(
   config: PerceiverConfig, name: str, inputs: tuple[str, list[str]]
 ) -> tuple[tuple[str, list[str]], tuple[str, list[str]]]:
-  """Returns the names of the rows and of the columns of a map, with their labels.
+  """Returns the names of a map's rows and columns, with their labels.
 
   Args:
     config: config of the model.
     name: name of the map, such as 'encoder/cross_attention'.
-    inputs: the name of inputs, 'token' or 'pixel', and their labels.
+    inputs: the name of an input, 'token' or 'pixel', and the labels of all inputs.
   """
   latents = "latent", [str(i + 1) for i in range(config.num_latents)]
   if "cross" not in name:
@@ -41,9 +41,9 @@ def pixel_labels(shape: tuple[int, ...]) -> list[str]:
 
 
 def sort_by_position(weights: np.ndarray) -> np.ndarray:
-  """Sorts the latents of `[N, M, S]` weights by the mean position that they attend to.
+  """Sorts the latents of weights `[N, M, S]` by the mean position they attend to.
 
-  Negative weights, which some mechanisms have, are treated as 0.
+  Negative weights, which some mechanisms have, count as 0.
   """
   mean = np.maximum(weights.mean(0), 0)
   total = np.maximum(mean.sum(1), 1e-30)
@@ -60,8 +60,8 @@ def draw_on_image(
 
   The attention of the class is the product of its weights over latents, the rollout of
   the layers of the latents, and the weights of latents over pixels. The drawn latents
-  are those with the most concentrated attention: whose weights, averaged over heads,
-  have the largest sum of squares.
+  are those with the most concentrated attention: their weights, averaged over heads,
+  have the largest sums of squares.
 
   Args:
     path: a .png file.
@@ -96,7 +96,7 @@ def draw_on_image(
   )
 
 
-class DrawnLatents:
+class LatentPictures:
   """Draws the attention of a Perceiver.
 
   `training.pictures.attention_maps` and `training.commands.draw_attention` call these
@@ -121,13 +121,13 @@ class DrawnLatents:
       draw_on_image(path, self, variables, example)
       return
     maps = attention_maps.named_maps(self, variables, task, example)
-    shown = next(iter(maps.values()))
-    order = sort_by_position(shown.weights)
-    shown = shown._replace(
-      weights=shown.weights[:, order],
-      query_labels=[shown.query_labels[i] for i in order],
+    first = next(iter(maps.values()))
+    order = sort_by_position(first.weights)
+    first = first._replace(
+      weights=first.weights[:, order],
+      query_labels=[first.query_labels[i] for i in order],
     )
-    attention_maps.draw_maps(path, [shown])
+    attention_maps.draw_maps(path, [first])
 
   def name_map(
     self: Any,

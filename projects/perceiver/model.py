@@ -1,4 +1,4 @@
-"""Perceiver IO: latents that read inputs of any length and answer queries."""
+"""Perceiver IO: latents attend to inputs of any length, and outputs to the latents."""
 
 from collections.abc import Callable, Mapping
 import math
@@ -22,7 +22,7 @@ from models.mlp import Mlp
 from models.multi_head_attention import MultiHeadAttention, apply_mechanism
 from models.sizes import check_length
 from projects.perceiver.config import PerceiverConfig, Widths
-from projects.perceiver.maps import DrawnLatents
+from projects.perceiver.maps import LatentPictures
 from projects.perceiver.pixels import Pixels
 
 NORM_EPSILON = 1e-5
@@ -37,7 +37,7 @@ class Layer(nn.Module):
 
       x ← (x +) MultiHead(norm(x), norm(y)),   x ← x + FFN(norm(x))
 
-  In cross-attention, y has a separate norm; in self-attention y = x, with one norm.
+  In cross-attention, y has a separate norm; in self-attention, y = x with one norm.
 
   Attributes:
     config: config of the model.
@@ -46,7 +46,7 @@ class Layer(nn.Module):
     widths: widths of the attention module and of the feed-forward layer.
     max_length: largest number of keys.
     out_scale: factor of the initial values of output projections.
-    residual: whether x is added to the result of the attention.
+    residual: whether x is added to the output of the attention.
     attend: calls the mechanism of an attention module.
 
   Paper: Perceiver IO, section 3.1 and appendix E, arXiv:2107.14795.
@@ -71,8 +71,8 @@ class Layer(nn.Module):
     deterministic: bool = True,
   ) -> Float[Array, "B T F"]:
     """Applies the layer to x, which attends to `memory`, or to itself if None."""
-    config = _choices(self.config, self.features, self.widths)
-    slot = "self_attention" if memory is None else "cross_attention"
+    config = _layer_config(self.config, self.features, self.widths)
+    module = "self_attention" if memory is None else "cross_attention"
     dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
     if memory is not None:
       memory = config.make_norm(name="memory_norm")(memory)
@@ -88,9 +88,9 @@ class Layer(nn.Module):
       param_dtype=config.param_dtype,
       out_scale=self.out_scale,
       attend=self.attend,
-      name=slot,
+      name=module,
     )(
-      config.make_norm(name=f"{slot}_norm")(x),
+      config.make_norm(name=f"{module}_norm")(x),
       memory,
       mask=mask,
       deterministic=deterministic,
@@ -100,18 +100,18 @@ class Layer(nn.Module):
     return x + dropout(mlp(config.make_norm(name="mlp_norm")(x)))
 
 
-class Perceiver(DrawnLatents, nn.Module):
-  """Ids or images to logits, through M latents.
+class Perceiver(LatentPictures, nn.Module):
+  """Maps ids or images to logits through M latents.
 
-      z = encoder(latents, inputs)              M latents read S inputs
+      z = encoder(latents, inputs)              M latents attend to S inputs
       z = encoder_i(z), over all i, num_blocks times
-      o = decoder(queries, z)                   T outputs read M latents
+      o = decoder(queries, z)                   T outputs attend to M latents
 
   Tokens are sums of embeddings and learned positions; pixels are embedded by `Pixels`.
   Queries are learned: one per position, or one for the classes. Queries of positions are
   initialised with sines, like the positions of the input, so that neighbours are
-  similar; in the paper they are initialised randomly. With 128 bytes at a time this
-  gives a loss of 2.87 instead of 3.17 nats per masked byte after 1,000 steps (unigram
+  similar; in the paper they are initialised randomly. For pieces of 128 bytes, sines
+  give a loss of 2.87 instead of 3.17 nats per masked byte after 1,000 steps (unigram
   loss: 3.34).
 
   Attributes:
@@ -140,9 +140,9 @@ class Perceiver(DrawnLatents, nn.Module):
   def arguments(
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[Array], dict[str, Any]]:
-    """The inputs that a call takes from a batch: arguments, and options by name.
+    """Returns the positional and keyword arguments of a call on a batch.
 
-    The length of 'targets' is the number of outputs; a batch without them gets all.
+    The length of 'targets' is the number of outputs; a batch without targets has all.
     """
     if self.image_shape is not None:
       return (jnp.asarray(batch["image"]),), {}
@@ -155,7 +155,7 @@ class Perceiver(DrawnLatents, nn.Module):
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
-    """A batch from which `initialize` reads the shapes."""
+    """Returns a batch whose shapes `initialize` uses."""
     if self.image_shape is not None:
       return {"image": np.zeros((1, *self.image_shape), np.float32)}
     return {"source": np.ones((1, 1), np.int32)}
@@ -169,16 +169,16 @@ class Perceiver(DrawnLatents, nn.Module):
     num_outputs: int | None = None,
     deterministic: bool = True,
   ) -> Float[Array, "B T V"]:
-    """Logits of every output.
+    """Computes the logits of each output.
 
     Args:
       source: ids, or images.
       source_mask: True at tokens; None means all ids except `PAD_ID`.
-      num_outputs: T, the number of queries to use, from the first; None means all.
-      deterministic: no dropout; otherwise the rng 'dropout' is needed.
+      num_outputs: T; only the first T queries are used; None means all.
+      deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
 
     Returns:
-      `[B, T, V]` float32, or float64 like the config.
+      `[B, T, V]` float32, or float64 with dtype 'float64'.
 
     Raises:
       ValueError: a sequence or the number of outputs exceeds the model's limit.
@@ -254,11 +254,10 @@ class Perceiver(DrawnLatents, nn.Module):
       attend=self.attend,
       name="decoder",
     )(jnp.broadcast_to(queries[None], (len(z), *queries.shape)), z, **call)
-    choices = _choices(config, config.output_width, config.outputs)
-    return Head(choices, self.target_vocab_size, name="head")(out, table)
+    head_config = _layer_config(config, config.output_width, config.outputs)
+    return Head(head_config, self.target_vocab_size, name="head")(out, table)
 
   def _learned_vectors(self, name, init, size, width):
-    """Learned vectors."""
     config = self.config
     vectors = self.param(name, init, (size, width), config.param_dtype)
     return vectors.astype(config.dtype)
@@ -286,13 +285,13 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
         "for a task of images, got None"
       )
     inputs = math.prod(shape[:2])
-  for name, size, needed in (
+  for name, size, is_needed in (
     ("source_vocab_size", sizes.source_vocab_size, shape is None),
     ("max_source_length", sizes.max_source_length, shape is None),
     ("target_vocab_size", sizes.target_vocab_size, True),
     ("max_target_length", sizes.max_target_length, config.head == "tokens"),
   ):
-    if needed and (size is None or size < 1):
+    if is_needed and (size is None or size < 1):
       raise ValueError(
         f"{name}: expected at least 1 for kind 'perceiver', got {size}"
       )
@@ -306,7 +305,7 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
     )
   encoder, decoder = config.layers("cross_attention")
   latents = config.num_latents
-  for field, chosen, widths, length in (
+  for field, configs, widths, length in (
     (
       "encoder_attention",
       config.layers("encoder_attention"),
@@ -316,7 +315,7 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
     ("cross_attention", [encoder], config.inputs, inputs),
     ("cross_attention", [decoder], config.outputs, latents),
   ):
-    check_mechanisms(field, chosen, _dims(widths, length, config.features))
+    check_mechanisms(field, configs, _dims(widths, length, config.features))
   return Perceiver(
     config,
     source_vocab_size=sizes.source_vocab_size or 0,
@@ -330,7 +329,7 @@ def create(config: PerceiverConfig, sizes: Sizes) -> Perceiver:
 
 
 def _sines(key: Array, shape: tuple[int, int], dtype: Any) -> Array:
-  """Sines and cosines of each position, with the scale of `_STD`."""
+  """Initializes positions with sines and cosines, with standard deviation `_STD`."""
   del key
   size, width = shape
   waves = embeddings.sinusoidal(np.arange(size)[None], width + width % 2)
@@ -342,10 +341,10 @@ def _dims(widths: Widths, max_length: int, features: int) -> Dims:
   return Dims(heads, heads, widths.query // heads, max_length, features)
 
 
-def _choices(
+def _layer_config(
   config: PerceiverConfig, features: int, widths: Widths
 ) -> ModelConfig:
-  """The config of norms, feed-forward layers and heads."""
+  """Returns the config of norms, feed-forward layers and heads."""
   return ModelConfig(
     kind="encoder",
     num_layers=config.num_layers,

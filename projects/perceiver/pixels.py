@@ -26,7 +26,7 @@ class Pixels(nn.Module):
 
   @nn.compact
   def __call__(self, images: Float[Array, "B H W C"]) -> Float[Array, "B S F"]:
-    """Inputs `[B, H · W, F]` for images of any height and width.
+    """Computes inputs `[B, H · W, F]` for images of any height and width.
 
     Raises:
       ValueError: the images have another number of channels.
@@ -47,12 +47,12 @@ class Pixels(nn.Module):
 
 
 def fourier_features(shape: tuple[int, ...], num_bands: int) -> np.ndarray:
-  """Fourier features of the position of every element of a grid.
+  """Computes Fourier features of the position of each element of a grid.
 
       [x, sin(π f_1 x), …, sin(π f_K x), cos(π f_1 x), …, cos(π f_K x)]
 
-  for each axis, where x goes from −1 to 1, and the K frequencies f are equally spaced
-  from 1 to half the size of the axis, the Nyquist frequency.
+  for each axis. x goes from −1 to 1, and the K frequencies f are equally spaced from 1
+  to half the size of the axis, the Nyquist frequency.
 
   Args:
     shape: shape of the grid.

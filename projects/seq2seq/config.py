@@ -12,27 +12,27 @@ from settings.fields import Count, Rate, checked
 class Seq2SeqConfig(AttentionFields):
   """A recurrent encoder and decoder with attention between them.
 
-  Options that only a Transformer needs (positions, norms, feed-forward layers,
+  Options that only a Transformer uses (positions, norms, feed-forward layers,
   self-attention) are not fields, so they raise an error.
 
   Attributes:
     kind: 'seq2seq'.
     cell: 'gru' (Cho) or 'lstm' (Hochreiter and Schmidhuber).
-    decoder: 'bahdanau' uses the state before a step as query and feeds the context to
-      the cell; 'luong' uses the state after the step and feeds the result to the next
-      step.
+    decoder: 'bahdanau' uses the state before a step as the query and feeds the context
+      to the cell; 'luong' uses the state after the step and feeds the output to the
+      next step.
     num_layers: layers of the encoder, and of the decoder.
-    num_heads: N; states and annotations are split into N heads. 1 in the papers.
+    num_heads: N; states and annotations are split into N heads. The papers have 1.
     features: width of states and annotations; the head dimension is
       features / N, and a direction of the encoder has features / 2.
     dropout_rate: rate of dropout for embeddings, between layers and before the softmax,
       but not between states.
-    tie_embeddings: the softmax shares the target's embedding table, and also the
-      source's if the vocabulary is shared.
+    tie_embeddings: whether the softmax shares the target's embedding table, and also
+      the source's if they share a vocabulary.
     dtype: dtype of activations; states, logits and softmax are always float32.
     param_dtype: dtype of parameters.
-    cross_attention: mechanism from decoder to encoder; None is dense, which is Luong's
-      dot with a scale.
+    cross_attention: mechanism of the attention from decoder to encoder; None is dense,
+      which is Luong's dot product with a scale.
   """
 
   module: ClassVar[str] = "projects.seq2seq.model:create"
@@ -51,13 +51,13 @@ class Seq2SeqConfig(AttentionFields):
   cross_attention: AttentionConfig | None = None
 
   def __post_init__(self):
-    for divisor, what in (
+    for divisor, name in (
       (self.num_heads, f"num_heads {self.num_heads}"),
       (2, "2, the directions of the encoder"),
     ):
       if self.features % divisor:
         raise ValueError(
-          f"features: {self.features} is not divisible by {what}"
+          f"features: {self.features} is not divisible by {name}"
         )
     self.fill_attention_fields()
 

@@ -1,4 +1,4 @@
-"""The recurrent decoders for which attention was invented.
+"""Recurrent decoders with attention, of Bahdanau et al. and of Luong et al.
 
 With annotations h_1 … h_S of the source, the embedding e_t of the previous word, and
 Attend(s) = Σ_j α_j(s) h_j by any mechanism, one step is
@@ -7,7 +7,7 @@ Attend(s) = Σ_j α_j(s) h_j by any mechanism, one step is
              s_t = cell([e_t; c_t], s_{t−1})       c_t = Attend(s_t)
              h̃_t = maxout(W [s_t; c_t; e_t])       h̃_t = tanh(W [c_t; s_t])
 
-and the softmax reads h̃_t. Luong's [e_t; h̃_{t−1}] is called input feeding.
+and the softmax takes h̃_t. Luong's [e_t; h̃_{t−1}] is called input feeding.
 
 Papers: Neural machine translation by jointly learning to align and translate,
 appendix A, arXiv:1409.0473. Effective approaches to attention-based neural
@@ -28,10 +28,10 @@ from models.mechanism_variables import mechanism_variables
 from projects.seq2seq.config import Seq2SeqConfig
 
 Cells = Sequence[Any]
-"""States of the cells, from the lowest layer up; an LSTM's is a pair (c, h)."""
+"""States of the cells, lowest layer first; the state of an LSTM is a pair (c, h)."""
 
-Ends = Sequence[tuple[Any, Any]]
-"""For each layer of the encoder, the last states of its two directions."""
+FinalStates = Sequence[tuple[Any, Any]]
+"""For each layer of the encoder, the final states of its two directions."""
 
 
 class Annotations(NamedTuple):
@@ -51,20 +51,20 @@ class DecoderState(NamedTuple):
 
   Attributes:
     cells: states of the cells.
-    fed: h̃ of the previous step, `[B, F]`; None in Bahdanau's decoder.
+    output: h̃ of the previous step, `[B, F]`; None in Bahdanau's decoder.
   """
 
   cells: Cells
-  fed: Float[Array, "B F"] | None
+  output: Float[Array, "B F"] | None
 
 
 def make_cell(
   config: Seq2SeqConfig, features: int, name: str | None = None
 ) -> nn.RNNCellBase:
-  """A recurrent cell of the config's kind.
+  """Creates a recurrent cell of the config's kind.
 
-  Flax's GRU resets after the product, r ∘ (U h), as cuDNN does, whereas the paper has
-  U (r ∘ h); it learns equally well.
+  Flax's GRU resets after the product, r ∘ (U h), like cuDNN's; the paper has U (r ∘ h).
+  Both learn equally well.
   """
   cell = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}[config.cell]
   return cell(
@@ -82,7 +82,7 @@ def _orthogonal(key, shape, dtype):
 
 
 def hidden(state: Any) -> Float[Array, "B F"]:
-  """The h of a cell's state: the whole state of a GRU, the second half of an LSTM's."""
+  """Returns h of a cell's state: all of a GRU's, or the second half of an LSTM's."""
   return jax.tree.leaves(state)[-1]
 
 
@@ -90,12 +90,12 @@ class CrossAttention(nn.Module):
   """Attends from states to annotations, without a projection.
 
   Keys and values are the annotations, and queries are the states, as in both papers. So
-  all parameters belong to the mechanism. They have the name 'attention', as in
+  all parameters belong to the mechanism. Their name is 'attention', as in
   `MultiHeadAttention`.
 
   Attributes:
     attention: the mechanism.
-    dims: its sizes.
+    dims: the dimensions of the mechanism.
   """
 
   attention: Attention
@@ -108,11 +108,11 @@ class CrossAttention(nn.Module):
   def __call__(
     self, queries: Float[Array, "BA F"], source: Annotations
   ) -> Float[Array, "BA F"]:
-    """The context of each state.
+    """Computes the context of each state.
 
     Args:
-      queries: `[B·A, F]`, where the A hypotheses (beams) of an example are adjacent;
-        they are queries of one call, so they share the annotations.
+      queries: `[B·A, F]`. The A hypotheses (beams) of an example are adjacent; they are
+        queries of one call, so they share the annotations.
       source: annotations of B examples.
 
     Returns:
@@ -124,7 +124,9 @@ class CrossAttention(nn.Module):
     )
     return contexts.reshape(queries.shape)
 
-  def show(self, queries: Float[Array, "B T F"], source: Annotations) -> None:
+  def sow_weights(
+    self, queries: Float[Array, "B T F"], source: Annotations
+  ) -> None:
     """Sows the matrix `[B, N, T, S]` if 'intermediates' is mutable."""
     if self.is_mutable_collection("intermediates"):
       query, keys, mask = self._heads(queries, source)
@@ -181,15 +183,15 @@ class Decoder(nn.Module):
       self.attentional = dense(config.features, use_bias=False)
     self.dropout = nn.Dropout(config.dropout_rate)
 
-  def begin(self, ends: Ends) -> DecoderState:
-    """The state before the first word, from the final states of the encoder's layers.
+  def initial_state(self, final_states: FinalStates) -> DecoderState:
+    """Computes the state before the first word from the encoder's final states.
 
     Bahdanau: tanh(W ←h_1), from the backward direction. Luong: the concatenated states
     of the two directions.
     """
     if self._attends_first:
       cells = []
-      for dense, (_, backward) in zip(self.initial, ends, strict=True):
+      for dense, (_, backward) in zip(self.initial, final_states, strict=True):
         state = jnp.tanh(dense(hidden(backward))).astype(jnp.float32)
         if self.config.cell == "lstm":
           state = tuple(jnp.split(state, 2, axis=-1))
@@ -199,7 +201,9 @@ class Decoder(nn.Module):
     def join(*directions):
       return jnp.concatenate(directions, axis=-1)
 
-    cells = tuple(jax.tree.map(join, *directions) for directions in ends)
+    cells = tuple(
+      jax.tree.map(join, *directions) for directions in final_states
+    )
     return DecoderState(cells, jnp.zeros_like(hidden(cells[-1])))
 
   def __call__(
@@ -210,19 +214,19 @@ class Decoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T F"]:
-    """h̃ of every position with teacher forcing, by a scan over time.
+    """Computes h̃ of each position with teacher forcing, by a scan over time.
 
     Args:
-      state: initial state, from `begin`.
+      state: from `initial_state`.
       embedded: e_1 … e_T.
       source: the annotations to attend to.
-      deterministic: no dropout; otherwise the rng 'dropout' is needed.
+      deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
 
     Returns:
       `[B, T, F]`.
 
     Cost: T steps, each with one call of the mechanism for one query per example;
-    computations on the keys are repeated T times.
+    computations on the keys are repeated in each step.
     """
 
     def step(self, state, embedded, source):
@@ -236,9 +240,9 @@ class Decoder(nn.Module):
       out_axes=1,
     )
     _, (queries, outputs) = scan(self, state, embedded, source)
-    # All positions at once; each depends only on its own query.
-    self.cross_attention.show(queries, source)
-    return self._read_out(outputs, embedded)
+    # In one call, because each position depends only on its own query.
+    self.cross_attention.sow_weights(queries, source)
+    return self._project_output(outputs, embedded)
 
   def decode(
     self,
@@ -246,16 +250,16 @@ class Decoder(nn.Module):
     embedded: Float[Array, "BA F"],
     source: Annotations,
   ) -> tuple[DecoderState, Float[Array, "BA F"]]:
-    """One step for A hypotheses of each example: the new state and h̃."""
+    """Computes one step for A hypotheses of each example: the new state and h̃."""
     state, (_, output) = self._step(state, embedded, source, True)
-    return state, self._read_out(output, embedded)
+    return state, self._project_output(output, embedded)
 
   @property
   def _attends_first(self):
     return self.config.decoder == "bahdanau"
 
   def _step(self, state, embedded, source, deterministic):
-    """The new state, the query and the inputs of `_read_out`."""
+    """Computes the new state, and the query and the input of `_project_output`."""
     if self._attends_first:
       query = hidden(state.cells[-1])
       context = self.cross_attention(query, source)
@@ -263,15 +267,16 @@ class Decoder(nn.Module):
       cells, top = self._run_cells(state.cells, x, deterministic)
       output = jnp.concatenate([top, context.astype(top.dtype)], axis=-1)
       return DecoderState(cells, None), (query, output)
-    x = jnp.concatenate([embedded, state.fed.astype(embedded.dtype)], axis=-1)
+    previous = state.output.astype(embedded.dtype)
+    x = jnp.concatenate([embedded, previous], axis=-1)
     cells, top = self._run_cells(state.cells, x, deterministic)
     context = self.cross_attention(top, source)
-    joined = jnp.concatenate([context, top.astype(context.dtype)], axis=-1)
-    output = jnp.tanh(self.attentional(joined))
+    features = jnp.concatenate([context, top.astype(context.dtype)], axis=-1)
+    output = jnp.tanh(self.attentional(features))
     return DecoderState(cells, output.astype(jnp.float32)), (top, output)
 
   def _run_cells(self, states, x, deterministic):
-    """One step of every layer, each on the output of the layer below."""
+    """Runs one step of each layer on the output of the layer below."""
     new = []
     for layer, (cell, state) in enumerate(zip(self.cells, states, strict=True)):
       if layer:
@@ -280,10 +285,10 @@ class Decoder(nn.Module):
       new.append(state)
     return tuple(new), x
 
-  def _read_out(self, outputs, embedded):
-    # Bahdanau's projection is outside the scan: one product for all positions.
+  def _project_output(self, outputs, embedded):
+    # Outside the scan, Bahdanau's projection is one product for all positions.
     if not self._attends_first:
       return outputs
-    joined = jnp.concatenate([outputs.astype(embedded.dtype), embedded], -1)
-    pieces = self.maxout(joined).reshape(*embedded.shape, 2)
-    return jnp.max(pieces, axis=-1)
+    features = jnp.concatenate([outputs.astype(embedded.dtype), embedded], -1)
+    pairs = self.maxout(features).reshape(*embedded.shape, 2)
+    return jnp.max(pairs, axis=-1)

@@ -16,14 +16,19 @@ from models.config import PAD_ID
 from models.kind import Sizes
 from models.sizes import check_length, id_sizes
 from projects.seq2seq.config import Seq2SeqConfig
-from projects.seq2seq.decoder import Annotations, Decoder, Ends, make_cell
+from projects.seq2seq.decoder import (
+  Annotations,
+  Decoder,
+  FinalStates,
+  make_cell,
+)
 
 
 class Encoder(nn.Module):
   """Bidirectional recurrent layers.
 
-  h_j = [→h_j; ←h_j], where each direction has half the width, so that annotations,
-  decoder states and all layers have the same width.
+  h_j = [→h_j; ←h_j]. Each direction has half the width, so that annotations, decoder
+  states and all layers have the same width.
 
   Attributes:
     config: config of the model.
@@ -41,22 +46,22 @@ class Encoder(nn.Module):
     mask: jax.Array,
     *,
     deterministic: bool = True,
-  ) -> tuple[Float[Array, "B S F"], Ends]:
-    """Annotations, and the last state of each direction of each layer.
+  ) -> tuple[Float[Array, "B S F"], FinalStates]:
+    """Computes the annotations, and the final states of each layer's directions.
 
     Args:
       x: embeddings of the source.
-      mask: `[B, S]`, True at words; elsewhere states do not change, so padding may be
-        anywhere.
-      deterministic: no dropout; otherwise the rng 'dropout' is needed.
+      mask: `[B, S]`, True at words. States do not change elsewhere, so padding may be
+        at any position.
+      deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
     """
-    config, ends = self.config, []
+    config, final_states = self.config, []
     for layer in range(config.num_layers):
       if layer:
         x = nn.Dropout(config.dropout_rate)(x, deterministic=deterministic)
       states, outputs = zip(
         *(
-          _read(
+          _run_cell(
             make_cell(config, config.features // 2, f"{direction}_{layer}"),
             x,
             mask,
@@ -66,23 +71,23 @@ class Encoder(nn.Module):
         ),
         strict=True,
       )
-      ends.append(states)
+      final_states.append(states)
       x = jnp.concatenate(outputs, axis=-1).astype(x.dtype)
-    return x, ends
+    return x, final_states
 
 
-def _read(cell, x, mask, *, reverse):
-  """Runs a cell over a sequence; returns its last state, and h of every position.
+def _run_cell(cell, x, mask, *, reverse):
+  """Runs a cell over a sequence; returns its final state, and h of every position.
 
-  Unlike this function, `nn.RNN` needs all padding at the end, stores the states of all
-  positions to select the last one, and returns the state after padding for an empty row.
+  In contrast, `nn.RNN` needs all padding at the end, stores the states of all positions
+  to select the final one, and returns the state after padding for an empty row.
   """
 
   def step(cell, state, inputs):
-    x, present = inputs
+    x, is_word = inputs
     new, output = cell(state, x)
     new = jax.tree.map(
-      lambda new, old: jnp.where(present[:, None], new, old), new, state
+      lambda new, old: jnp.where(is_word[:, None], new, old), new, state
     )
     return new, output
 
@@ -96,14 +101,14 @@ def _read(cell, x, mask, *, reverse):
   )
   # The initial state is zero, so the key is not used.
   zeros = cell.initialize_carry(jax.random.key(0), x[:, 0].shape)
-  zeros = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), zeros)
+  zeros = jax.tree.map(lambda x: x.astype(jnp.float32), zeros)
   return scan(cell, zeros, (x, mask))
 
 
 class Seq2Seq(nn.Module):
-  """Ids to logits, through recurrent cells and attention.
+  """Maps ids to logits with recurrent cells and attention.
 
-  Embedding tables and softmax are as in `Transformer`; only the layers between differ.
+  Embedding tables and softmax are those of `Transformer`; only the layers differ.
 
   Attributes:
     config: config of the model.
@@ -125,12 +130,12 @@ class Seq2Seq(nn.Module):
   def arguments(
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[Array, Array], dict[str, Any]]:
-    """The inputs that a call takes from a batch: arguments, and options by name."""
+    """Returns the positional and keyword arguments of a call on a batch."""
     return (jnp.asarray(batch["source"]), jnp.asarray(batch["inputs"])), {}
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
-    """A batch from which `initialize` reads the shapes."""
+    """Returns a batch whose shapes `initialize` uses."""
     ids = np.ones((1, 1), np.int32)
     return {"source": ids, "inputs": ids}
 
@@ -159,12 +164,12 @@ class Seq2Seq(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T V"]:
-    """Logits of every position, from the inputs up to that position.
+    """Computes the logits of each position from the inputs up to it.
 
     Args:
       source: ids of the encoder, padded with `PAD_ID`.
       inputs: ids of the decoder.
-      deterministic: no dropout; otherwise the rng 'dropout' is needed.
+      deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
 
     Returns:
       `[B, T, V]` float32.
@@ -173,9 +178,9 @@ class Seq2Seq(nn.Module):
       ValueError: a sequence is longer than the model allows.
     """
     check_length("inputs", inputs.shape[1], self.max_target_length)
-    annotations, ends = self._encode(source, deterministic)
+    annotations, final_states = self._encode(source, deterministic)
     outputs = self.decoder(
-      self.decoder.begin(ends),
+      self.decoder.initial_state(final_states),
       self._embed(self.target_embedding, inputs, deterministic),
       annotations,
       deterministic=deterministic,
@@ -190,20 +195,21 @@ class Seq2Seq(nn.Module):
     Args:
       source: ids of the encoder.
       batch: number of sequences to decode, a multiple of the number of sources.
-      max_length: number of positions to decode; the size of the state does not depend
-        on it.
+      max_length: number of positions to decode, which does not affect the size of the
+        state.
     """
     check_length("max_length", max_length, self.max_target_length)
-    annotations, ends = self._encode(source, deterministic=True)
+    annotations, final_states = self._encode(source, deterministic=True)
     self.put_variable("memory", "annotations", annotations)
     beams = batch // len(source)
     state = jax.tree.map(
-      lambda leaf: jnp.repeat(leaf, beams, axis=0), self.decoder.begin(ends)
+      lambda x: jnp.repeat(x, beams, axis=0),
+      self.decoder.initial_state(final_states),
     )
     self.put_variable("cache", "state", state)
 
   def decode(self, inputs: Int[Array, "B"]) -> Float[Array, "B V"]:
-    """Logits after one more id of each sequence; reads and writes 'cache'."""
+    """Computes the logits after one more id of each sequence, and updates 'cache'."""
     state, output = self.decoder.decode(
       self.get_variable("cache", "state"),
       self._embed(self.target_embedding, inputs, deterministic=True),
@@ -217,13 +223,13 @@ class Seq2Seq(nn.Module):
     one_table = self.config.tie_embeddings and self.shared_vocabulary
     table = self.target_embedding if one_table else self.source_embedding
     mask = source != PAD_ID
-    embedded = self._embed(table, source, deterministic)
-    values, ends = self.encoder(embedded, mask, deterministic=deterministic)
-    return Annotations(values, mask), ends
+    x = self._embed(table, source, deterministic)
+    values, final_states = self.encoder(x, mask, deterministic=deterministic)
+    return Annotations(values, mask), final_states
 
   def _embed(self, table, ids, deterministic):
-    embedded = table(ids) * math.sqrt(self.config.features)
-    return self.dropout(embedded, deterministic=deterministic)
+    x = table(ids) * math.sqrt(self.config.features)
+    return self.dropout(x, deterministic=deterministic)
 
   def _logits(self, x):
     tied = self.config.tie_embeddings
@@ -233,7 +239,7 @@ class Seq2Seq(nn.Module):
 
 
 def create(config: Seq2SeqConfig, sizes: Sizes) -> Seq2Seq:
-  """Creates the model for a task's sizes; computes nothing.
+  """Creates the model for a task's sizes, without computing anything.
 
   Raises:
     ValueError: as in `models.sizes.id_sizes`.

@@ -1,7 +1,4 @@
-"""The samples of one audio file.
-
-They are read with soundfile, which is imported late.
-"""
+"""Reads the samples of an audio file with soundfile, which is imported late."""
 
 import io
 import pathlib
@@ -70,5 +67,5 @@ def decode(data: bytes, where: str, sample_rate: int, field: str) -> np.ndarray:
 
 def read(path: pathlib.Path, sample_rate: int, field: str) -> np.ndarray:
   """Like `decode`, for a file."""
-  library(field)  # Report a missing library before a missing file.
+  library(field)  # Reports a missing library before a missing file.
   return decode(read_bytes(path), str(path), sample_rate, field)

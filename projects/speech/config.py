@@ -44,32 +44,32 @@ class ExtractorConfig:
 
 @checked
 class ConformerConfig(AttentionFields):
-  """An encoder of speech: attention and convolution between two feed-forward layers.
+  """An encoder of speech, with attention and convolution between feed-forward layers.
 
   Attributes:
     kind: 'conformer'.
     num_layers: number of blocks.
     num_heads: N.
     features: F, width of the residual stream.
-    mlp_features: inner width of both feed-forward layers.
-    kernel_size: R of the depth-wise convolution along time, odd.
+    mlp_features: hidden width of both feed-forward layers.
+    kernel_size: R, the odd kernel size of the depthwise convolution along time.
     activation: activation of the feed-forward layers and after batch norm; 'silu' in
       the paper.
     position: 'transformer_xl', sines of the distance with two trained biases, as in the
       paper; 'rotary' rotates queries and keys; 'rotary_inputs' rotates the inputs of
       their projections (Wav2Vec2Conformer); or 'none'.
     rotary_theta: base of the rotary wavelengths.
-    mask_convolution: whether the convolution reads padding as zeros. Published
-      weights were trained without masking.
-    extractor: convolutions that read samples; None means log-mel frames, which two
+    mask_convolution: whether the convolution treats padding as zeros. Published weights
+      were trained without masking.
+    extractor: convolutions over samples; None means log-mel frames, which two
       convolutions subsample by four.
     dropout_rate: rate of dropout of sub-layer outputs.
     attention_dropout_rate: rate of dropout of attention weights.
     norm_epsilon: number that layer norms add to the variance.
-    dtype: dtype of activations; logits and softmax are float32, or float64 if this is
-      float64.
+    dtype: dtype of activations; logits and softmax are float32, or float64 with dtype
+      'float64'.
     param_dtype: dtype of parameters.
-    encoder_attention: mechanism, or a list that blocks cycle through; None is dense.
+    encoder_attention: mechanism, or several that blocks take in turn; None is dense.
 
   Paper: Conformer, arXiv:2005.08100.
   """
@@ -97,8 +97,8 @@ class ConformerConfig(AttentionFields):
   encoder_attention: Layers | None = None
 
   def __post_init__(self):
-    odd = self.kernel_size % 2 == 1
-    check(self, "kernel_size", odd, "an odd number of at least 1")
+    is_odd = self.kernel_size % 2 == 1
+    check(self, "kernel_size", is_odd, "an odd number of at least 1")
     if self.position == "transformer_xl" and self.features % 2:
       raise ValueError(
         "features: position 'transformer_xl' pairs sines and cosines and needs "

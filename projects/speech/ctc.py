@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: its loss and its greedy decoding.
+"""Connectionist temporal classification: loss and greedy decoding.
 
 Symbol 0 is the blank. There are logits for every ⌈S/T⌉-th of S frames.
 
@@ -13,8 +13,8 @@ import optax
 BLANK = 0
 
 
-def kept(mask: jax.Array, length: int) -> jax.Array:
-  """Returns which of `length` logits belong to frames that are not padding.
+def subsample_mask(mask: jax.Array, length: int) -> jax.Array:
+  """Returns the mask of `length` logits that belong to frames without padding.
 
   Args:
     mask: [B, S], True at frames that are not padding; S is a multiple of `length`.
@@ -34,7 +34,7 @@ def kept(mask: jax.Array, length: int) -> jax.Array:
 def loss(
   logits: jax.Array, mask: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Σ −log p(targets) over rows, and the number of their symbols.
+  """Returns Σ −log p(targets) over rows, and the number of their symbols.
 
   Args:
     logits: [B, T, V].
@@ -54,7 +54,7 @@ def loss(
 
 
 def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
-  """The most probable symbol of each frame, or the blank if it repeats the last one.
+  """Returns the most probable symbol of each frame, or the blank for a repetition.
 
   Args:
     logits: [B, T, V].
@@ -71,7 +71,7 @@ def greedy(logits: jax.Array, mask: jax.Array) -> jax.Array:
 def edit_distance(
   hypotheses: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
-  """The number of insertions, deletions and substitutions between output and targets.
+  """Counts insertions, deletions and substitutions between hypotheses and targets.
 
   Args:
     hypotheses: [B, T] ids; blanks are skipped.
@@ -84,13 +84,13 @@ def edit_distance(
   columns = jnp.arange(targets.shape[1] + 1)[None, :]
 
   def step(row, ids):
-    # row[j]: distance from the first j targets to the output so far.
-    replaced = row[:, :-1] + (targets != ids[:, None])
-    best = jnp.minimum(row[:, 1:] + 1, replaced)
-    best = jnp.concatenate([row[:, :1] + 1, best], axis=1)
-    # Then any number of deletions.
-    best = columns + jax.lax.cummin(best - columns, axis=1)
-    return jnp.where(ids[:, None] == BLANK, row, best), None
+    # row[j] is the distance from the first j targets to the hypothesis so far.
+    substitution = row[:, :-1] + (targets != ids[:, None])
+    new = jnp.minimum(row[:, 1:] + 1, substitution)
+    new = jnp.concatenate([row[:, :1] + 1, new], axis=1)
+    # Any number of deletions may follow.
+    new = columns + jax.lax.cummin(new - columns, axis=1)
+    return jnp.where(ids[:, None] == BLANK, row, new), None
 
   first = jnp.broadcast_to(columns, (len(targets), columns.shape[1]))
   last, _ = jax.lax.scan(step, first, jnp.moveaxis(hypotheses, 1, 0))
@@ -99,7 +99,7 @@ def edit_distance(
 
 
 def text(ids: np.ndarray, symbols: str) -> str:
-  """The text of a row of `greedy`.
+  """Returns the text of a row of `greedy`.
 
   Args:
     ids: [T].

@@ -39,7 +39,7 @@ def describe(
 ) -> Description:
   """Implements `Family.describe`."""
   del names, head
-  # Norms inside a layer have 1e-5, even if the config gives another value.
+  # Norms in a layer use 1e-5 for any value in the config.
   family.only(hf_config, add_adapter=False, layer_norm_eps=1e-5)
   position = hf_config.get("position_embeddings_type", "relative")
   if not isinstance(position, str | None) or position not in _POSITIONS:
@@ -88,7 +88,7 @@ def kept(hf_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
   encoder = f"{_PREFIX}.encoder"
   convolution = f"{encoder}.pos_conv_embed.conv"
   shapes: dict[str, tuple[int, ...]] = {
-    # transformers creates this convolution, with weight norm, but never calls it.
+    # transformers creates this convolution, with weight norm, but never uses it.
     f"{convolution}.bias": (features,),
     f"{convolution}.parametrizations.weight.original0": (1, 1, taps),
     f"{convolution}.parametrizations.weight.original1": (
@@ -114,7 +114,7 @@ def rows(config: ConformerConfig) -> list[Row]:
   """Implements `Family.rows`."""
   front = f"{_PREFIX}.feature_extractor.conv_layers"
   convolutions = []
-  # Rows are repeated automatically only for the layers of a Transformer.
+  # Only rows of the layers of a Transformer are repeated automatically.
   for i in range(len(config.extractor.features) if config.extractor else 0):
     ours = f"front/convolution_{i}"
     convolutions += [
@@ -134,27 +134,27 @@ def rows(config: ConformerConfig) -> list[Row]:
 
 
 def _layer_rows(theirs: str, ours: str) -> list[Row]:
-  attention, slot = f"{theirs}.self_attn", f"{ours}/self_attention"
+  attention, module = f"{theirs}.self_attn", f"{ours}/self_attention"
   convolution = f"{theirs}.conv_module"
 
-  def mlp(name: str, own: str) -> list[Row]:
+  def mlp(name: str, path: str) -> list[Row]:
     return [
-      *family.norm(f"{theirs}.{name}_layer_norm", f"{own}_norm"),
-      *family.linear(f"{theirs}.{name}.intermediate_dense", f"{own}/hidden"),
-      *family.linear(f"{theirs}.{name}.output_dense", f"{own}/out"),
+      *family.norm(f"{theirs}.{name}_layer_norm", f"{path}_norm"),
+      *family.linear(f"{theirs}.{name}.intermediate_dense", f"{path}/hidden"),
+      *family.linear(f"{theirs}.{name}.output_dense", f"{path}/out"),
     ]
 
   return [
     *mlp("ffn1", f"{ours}/first_mlp"),
     *mlp("ffn2", f"{ours}/last_mlp"),
-    *family.norm(f"{theirs}.self_attn_layer_norm", f"{slot}_norm"),
-    *family.linear(f"{attention}.linear_q", f"{slot}/query"),
-    *family.linear(f"{attention}.linear_k", f"{slot}/key"),
-    *family.linear(f"{attention}.linear_v", f"{slot}/value"),
-    *family.linear(f"{attention}.linear_out", f"{slot}/out"),
-    *family.linear(f"{attention}.linear_pos", f"{slot}/position"),
-    Row(f"{attention}.pos_bias_u", (f"params/{slot}/key_bias",)),
-    Row(f"{attention}.pos_bias_v", (f"params/{slot}/position_bias",)),
+    *family.norm(f"{theirs}.self_attn_layer_norm", f"{module}_norm"),
+    *family.linear(f"{attention}.linear_q", f"{module}/query"),
+    *family.linear(f"{attention}.linear_k", f"{module}/key"),
+    *family.linear(f"{attention}.linear_v", f"{module}/value"),
+    *family.linear(f"{attention}.linear_out", f"{module}/out"),
+    *family.linear(f"{attention}.linear_pos", f"{module}/position"),
+    Row(f"{attention}.pos_bias_u", (f"params/{module}/key_bias",)),
+    Row(f"{attention}.pos_bias_v", (f"params/{module}/position_bias",)),
     *family.norm(f"{convolution}.layer_norm", f"{ours}/convolution_norm"),
     Row(
       f"{convolution}.pointwise_conv1.weight",
@@ -208,4 +208,4 @@ WAV2VEC2_CONFORMER = Family(
   },
   kept=kept,
 )
-"""Conformers that read samples and end in CTC."""
+"""Conformers over samples, with CTC."""

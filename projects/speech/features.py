@@ -1,4 +1,4 @@
-"""The inputs of a Conformer: log-mel frames, or the samples of a recording."""
+"""The front ends of a Conformer, for log-mel frames or for samples."""
 
 from flax import linen as nn
 import jax
@@ -16,7 +16,7 @@ _CONVOLUTIONS = 2
 
 
 def num_positions(num_frames: int) -> int:
-  """Returns T for a number of frames: every fourth frame, from the first."""
+  """Returns T for a number of frames: one position for every fourth frame."""
   return -(-num_frames // REDUCTION)
 
 
@@ -25,8 +25,8 @@ class Subsampling(nn.Module):
 
     y_j = relu(W · [x_{2j−1}; x_{2j}; x_{2j+1}] + b)
 
-  Padding is read as zeros. The convolutions extend over all bands, so each position is
-  one matrix product with the concatenated frames.
+  Padding is treated as zeros. The convolutions extend over all bands, so each is a
+  matrix product with concatenated frames.
 
   Attributes:
     config: config of the model.
@@ -40,7 +40,7 @@ class Subsampling(nn.Module):
   def __call__(
     self, frames: Float[Array, "B S M"], mask: Bool[Array, "B S"] | None
   ) -> tuple[Float[Array, "B T F"], Bool[Array, "B T"] | None]:
-    """Embeds frames of M bands; also returns the mask of positions without padding."""
+    """Embeds frames of M bands; also returns the mask of unpadded positions."""
     config = self.config
     x = frames.astype(config.dtype)
     for i in range(_CONVOLUTIONS):
@@ -53,8 +53,8 @@ class Subsampling(nn.Module):
       )
       length = -(-x.shape[1] // 2)
       x = jnp.pad(x, ((0, 0), (1, _KERNEL_SIZE), (0, 0)))
-      read = [x[:, j : j + 2 * length : 2] for j in range(_KERNEL_SIZE)]
-      x = jax.nn.relu(dense(jnp.concatenate(read, axis=-1)))
+      taps = [x[:, j : j + 2 * length : 2] for j in range(_KERNEL_SIZE)]
+      x = jax.nn.relu(dense(jnp.concatenate(taps, axis=-1)))
       mask = None if mask is None else mask[:, ::2]
     dense = nn.Dense(
       config.features,
@@ -80,9 +80,9 @@ class Extractor(nn.Module):
   def __call__(
     self, audio: Float[Array, "B S"], mask: Bool[Array, "B S"] | None
   ) -> tuple[Float[Array, "B T F"], Bool[Array, "B T"] | None]:
-    """Embeds samples; also returns the mask of positions without padding."""
+    """Embeds samples; also returns the mask of unpadded positions."""
     config, extractor = self.config, self.config.extractor
-    assert extractor is not None  # The model reads samples.
+    assert extractor is not None  # Models of samples have an extractor.
     x = audio.astype(config.dtype)[..., None]
     dtypes = {"dtype": config.dtype, "param_dtype": config.param_dtype}
     for i, (features, size, stride) in enumerate(
@@ -113,14 +113,14 @@ class Extractor(nn.Module):
     x = nn.Dense(config.features, name="projection", **dtypes)(x)
     if mask is None:
       return x, None
-    mask = kept_positions(extractor, mask, x.shape[1])
+    mask = position_mask(extractor, mask, x.shape[1])
     return without_padding(x, mask), mask
 
 
-def kept_positions(
+def position_mask(
   extractor: ExtractorConfig, mask: Bool[Array, "B S"], length: int
 ) -> Bool[Array, "B T"]:
-  """Returns which of `length` positions depend only on samples, not on padding."""
+  """Returns the mask of the `length` positions that do not depend on padding."""
   lengths = jnp.sum(mask, axis=1, dtype=jnp.int32)
   for size, stride in zip(
     extractor.kernel_sizes, extractor.strides, strict=True

@@ -32,13 +32,13 @@ def draw_below_spectrogram(
 ) -> str:
   """Draws the attention of each recognised symbol, one panel per layer.
 
-  The x axis is time, in the spectrogram and below it. Each row shows the weights, as a
-  mean over heads, of a position at which a symbol is recognised. If nothing is
+  The x axis is time, in the spectrogram and below it. Each row has the weights, as a
+  mean over heads, of a position at which a symbol is recognised. If no symbol is
   recognised, the rows are all positions.
 
   Args:
     path: a .png file.
-    model: a Conformer that reads frames.
+    model: a Conformer over frames.
     variables: variables of the model.
     task: the task, which has the symbols.
     example: a batch of one recording.
@@ -52,9 +52,9 @@ def draw_below_spectrogram(
   ]
   frames, mask = example["frames"][0], example["source_mask"]
   logits = jax.jit(models.forward, static_argnums=0)(model, variables, example)
-  counted = ctc.kept(jnp.asarray(mask), logits.shape[1])
-  ids = np.asarray(ctc.greedy(logits, counted))[0]
-  num_frames, num_positions = int(mask.sum()), int(counted.sum())
+  valid = ctc.subsample_mask(jnp.asarray(mask), logits.shape[1])
+  ids = np.asarray(ctc.greedy(logits, valid))[0]
+  num_frames, num_positions = int(mask.sum()), int(valid.sum())
   ratio = mask.shape[1] // logits.shape[1]
   rows = np.flatnonzero(ids[:num_positions])
   names = task.labels(ids[rows])
@@ -90,21 +90,21 @@ def draw_below_spectrogram(
   axes[0].set_title(", ".join(titles).replace("$", r"\$"), fontsize=9)
   mechanisms = model.config.layers("encoder_attention")
   for i, (panel, weights) in enumerate(zip(axes[1:], layers, strict=True)):
-    shown_weights = weights.mean(0)[rows, :num_positions]
-    top = max(float(np.abs(shown_weights).max()), 1e-6)
-    signed = shown_weights.min() < -0.01 * top
+    row_weights = weights.mean(0)[rows, :num_positions]
+    top = max(float(np.abs(row_weights).max()), 1e-6)
+    has_signs = row_weights.min() < -0.01 * top
     image = panel.imshow(
-      shown_weights,
-      cmap="RdBu" if signed else "viridis",
-      vmin=-top if signed else 0,
+      row_weights,
+      cmap="RdBu" if has_signs else "viridis",
+      vmin=-top if has_signs else 0,
       vmax=top,
       aspect="auto",
       interpolation="nearest",
       extent=(0, num_positions * ratio * hop, len(rows), 0),
     )
     if names:
-      shown_names = [name.replace("$", r"\$") for name in names]
-      panel.set_yticks(np.arange(len(names)) + 0.5, shown_names, fontsize=7)
+      ticks = [name.replace("$", r"\$") for name in names]
+      panel.set_yticks(np.arange(len(names)) + 0.5, ticks, fontsize=7)
     panel.set_ylabel("recognised" if names else "query position", fontsize=8)
     panel.set_title(f"layer {i + 1}, {mechanisms[i].name}", fontsize=9)
     figure.colorbar(image, ax=panel, shrink=0.9)
@@ -114,7 +114,7 @@ def draw_below_spectrogram(
   return hypothesis
 
 
-class DrawnBelowSpectrogram:
+class SpectrogramPictures:
   """Draws the attention of a Conformer.
 
   `training.pictures.attention_maps` and `training.commands.draw_attention` call these

@@ -16,12 +16,12 @@ def num_frames(num_samples: int, sample_rate: int) -> int:
 
 
 def log_mel(samples: np.ndarray, sample_rate: int, bands: int) -> np.ndarray:
-  """The frames of recordings of one length, each with mean 0 and standard deviation 1.
+  """Computes the frames of recordings of one length, with mean 0 and deviation 1.
 
     x[t, m] = log Σ_f filter[f, m] · |DFT(Hann · window t)|²[f]
 
-  Windows have 25 ms and start every 10 ms; mean and deviation are over all frames and
-  bands of a recording, so that its level does not matter.
+  Windows have 25 ms and start every 10 ms. Mean and standard deviation are over all
+  frames and bands of a recording, so its level has no effect.
 
   Args:
     samples: [..., S].
@@ -44,7 +44,7 @@ def log_mel(samples: np.ndarray, sample_rate: int, bands: int) -> np.ndarray:
 
 @functools.cache
 def filters(sample_rate: int, bands: int) -> np.ndarray:
-  """Triangular filters whose corners are evenly spaced on the mel scale.
+  """Returns triangular filters whose corners are evenly spaced on the mel scale.
 
   mel(f) = 2595 · log10(1 + f / 700), from 0 to half the sample rate. A triangle that is
   narrower than the spacing of frequencies is widened to it, so that no band is empty.

@@ -28,8 +28,8 @@ from projects.speech.features import (
   num_positions,
   without_padding,
 )
-from projects.speech.maps import DrawnBelowSpectrogram
-from projects.speech.slots import SLOTS
+from projects.speech.maps import SpectrogramPictures
+from projects.speech.slots import ATTENTION_MODULES
 
 
 class Convolution(nn.Module):
@@ -39,8 +39,8 @@ class Convolution(nn.Module):
     z_t = Σ_j k_j ⊙ y_{t + j − (R−1)/2}        j = 0 … R−1
     out = activation(batch norm(z)) · W₂
 
-  With `mask_convolution`, y is 0 at padding and batch norm ignores padding, so that its
-  content has no effect.
+  With `mask_convolution`, y is 0 at padding and batch norm ignores padding, so padding
+  has no effect.
 
   Attributes:
     config: config of the model.
@@ -111,14 +111,14 @@ class ConformerBlock(nn.Module):
   def setup(self) -> None:
     """Creates the sub-layers and their norms."""
     config, block = self.config, self.config.block
-    # As in `Block`, keeps the scale of the residual stream similar for all depths.
+    # As in `Block`: the scale of the residual stream is similar at all depths.
     out_scale = 1.0 / math.sqrt(4 * config.num_layers)
     self.first_mlp_norm, self.first_mlp = (
       block.make_norm(),
       Mlp(block, out_scale),
     )
     self.self_attention_norm = block.make_norm()
-    self.self_attention = SLOTS[config.position](
+    self.self_attention = ATTENTION_MODULES[config.position](
       attention=self.mechanism.build(),
       dims=config.dims(self.max_length),
       features=config.features,
@@ -168,8 +168,8 @@ class ConformerBlock(nn.Module):
     return self.norm(x)
 
 
-class Conformer(DrawnBelowSpectrogram, nn.Module):
-  """Log-mel frames, or samples, to logits of symbols at every position.
+class Conformer(SpectrogramPictures, nn.Module):
+  """Maps log-mel frames, or samples, to logits of symbols at each position.
 
   Attributes:
     config: config of the model.
@@ -193,7 +193,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
   def arguments(
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[Array], dict[str, Any]]:
-    """The inputs that a call takes from a batch: arguments, and options by name."""
+    """Returns the positional and keyword arguments of a call on a batch."""
     name = "audio" if self.frames_shape is None else "frames"
     options = {}
     if "source_mask" in batch:
@@ -202,7 +202,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
-    """A batch from which `initialize` reads the shapes."""
+    """Returns a batch whose shapes `initialize` uses."""
     if self.frames_shape is not None:
       bands = self.frames_shape[1]
       return {"frames": np.zeros((1, 1, bands), np.float32)}
@@ -218,8 +218,8 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
   def setup(self) -> None:
     """Creates the front end, the blocks and the softmax."""
     config = self.config
-    front = Extractor if self.frames_shape is None else Subsampling
-    self.front = front(config)
+    front_end = Extractor if self.frames_shape is None else Subsampling
+    self.front = front_end(config)
     self.encoder = [
       ConformerBlock(config, mechanism, self.max_length, attend=self.attend)
       for mechanism in config.layers("encoder_attention")
@@ -238,18 +238,18 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
     deterministic: bool = True,
     axis_name: str | None = None,
   ) -> Float[Array, "B T V"]:
-    """Logits of every position.
+    """Computes the logits of each position.
 
     Args:
       inputs: log-mel frames `[B, S, M]`, or samples `[B, S]`.
       source_mask: False at padding, which is at the end; None means no padding.
-      deterministic: no dropout, and batch norm with running statistics;
+      deterministic: whether dropout is off and batch norm uses running statistics;
         otherwise the rng 'dropout' is needed.
       axis_name: axis of a `pmap` whose devices share the rows of one batch.
 
     Returns:
-      `[B, T, V]` float32, or float64 if the config's dtype is float64. Position j
-      belongs to the frames around 4 j.
+      `[B, T, V]` float32, or float64 with dtype 'float64'. Position j belongs to the
+      frames near 4 j.
 
     Raises:
       ValueError: an input is longer than the model allows.
@@ -265,7 +265,7 @@ class Conformer(DrawnBelowSpectrogram, nn.Module):
 
 
 def create(config: ConformerConfig, sizes: Sizes) -> Conformer:
-  """Creates the model for a task; computes nothing.
+  """Creates the model for a task, without computing anything.
 
   Raises:
     ValueError: the task does not have the inputs that the model reads, or a mechanism
@@ -290,6 +290,6 @@ def create(config: ConformerConfig, sizes: Sizes) -> Conformer:
     )
   else:
     max_length = sizes.max_source_length or 1
-  for field, chosen in config.attentions.items():
-    check_mechanisms(field, chosen, config.dims(max_length))
+  for field, configs in config.attentions.items():
+    check_mechanisms(field, configs, config.dims(max_length))
   return Conformer(config, sizes.target_vocab_size, max_length, frames_shape)

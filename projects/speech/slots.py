@@ -1,4 +1,4 @@
-"""Attention modules of a Conformer, by their position encoding."""
+"""Attention modules of a Conformer, one for each position encoding."""
 
 from collections.abc import Mapping
 import math
@@ -16,7 +16,7 @@ from models.multi_head_attention import MultiHeadAttention
 
 
 class TransformerXlAttention(MultiHeadAttention):
-  """Sines of the distance, projected for each head, and two biases.
+  """Adds projected sines of the distance to the logits, with two biases.
 
     scale · ((q_t + u) · k_s + (q_t + v) · r_{t−s}),   r_i = W_n · sines(i)
 
@@ -55,9 +55,9 @@ class TransformerXlAttention(MultiHeadAttention):
   def options(
     self, inputs: Float[Array, "B T F"], call: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Adds relative tables for a sequence of T, and the scale, to the call."""
+    """Adds relative tables for T positions, and the scale, to the call."""
     _, length, features = inputs.shape
-    # A table starts with the key farthest to the left.
+    # A table starts with the largest distance to the left.
     distances = np.arange(length - 1, -length, -1)[None, :]
     sines = sinusoidal(distances, features)[0]
     dtype = self.dtype or sines.dtype
@@ -99,7 +99,7 @@ class RotaryInputsAttention(MultiHeadAttention):
     deterministic: bool,
     call: dict[str, Any],
   ) -> dict[str, Float[Array, "B T F"]]:
-    """Queries and keys are projected from rotated inputs."""
+    """Returns rotated inputs for queries and keys."""
     del deterministic, call
     inputs = sources["query"]
     heads = inputs.reshape(*inputs.shape[:2], self.dims.num_heads, -1)
@@ -108,7 +108,7 @@ class RotaryInputsAttention(MultiHeadAttention):
     return {**sources, "query": rotated, "key": rotated}
 
 
-SLOTS = types.MappingProxyType(
+ATTENTION_MODULES = types.MappingProxyType(
   {
     "transformer_xl": TransformerXlAttention,
     "rotary": MultiHeadAttention,

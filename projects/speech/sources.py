@@ -56,8 +56,8 @@ class Recordings(abc.ABC):
     """Reads frames [T, M] and symbol ids of the examples with the given numbers."""
 
 
-class Stored(Recordings):
-  """Recordings in memory; their symbols are in the order of code points."""
+class StoredRecordings(Recordings):
+  """Recordings in memory; their symbols are sorted by code point."""
 
   def __init__(
     self,
@@ -83,17 +83,17 @@ class Stored(Recordings):
     recordings, config = self._splits[split], self._config
     if split == "train":
       indices = base.epoch_order(indices.copy(), len(recordings), self._seed)
-    chosen = [recordings[int(i)] for i in indices]
+    examples = [recordings[int(i)] for i in indices]
     return [
       (
-        mel.log_mel(one.samples, config.sample_rate, config.bands),
-        [1 + self.symbols.index(symbol) for symbol in one.text],
+        mel.log_mel(example.samples, config.sample_rate, config.bands),
+        [1 + self.symbols.index(symbol) for symbol in example.text],
       )
-      for one in chosen
+      for example in examples
     ]
 
 
-def read(config: SpeechConfig, seed: int) -> Stored:
+def read(config: SpeechConfig, seed: int) -> StoredRecordings:
   """Reads the recordings of a config.
 
   Raises:
@@ -104,7 +104,9 @@ def read(config: SpeechConfig, seed: int) -> Stored:
   return _named(config, seed)
 
 
-def _folder(folder: pathlib.Path, config: SpeechConfig, seed: int) -> Stored:
+def _folder(
+  folder: pathlib.Path, config: SpeechConfig, seed: int
+) -> StoredRecordings:
   """Reads a folder of audio files and a table of transcripts."""
   if not folder.is_dir():
     raise DataError(f"{folder}: no such folder (task.path)")
@@ -131,7 +133,7 @@ def _folder(folder: pathlib.Path, config: SpeechConfig, seed: int) -> Stored:
   return _split(recordings, config, seed, str(table))
 
 
-def _named(config: SpeechConfig, seed: int) -> Stored:
+def _named(config: SpeechConfig, seed: int) -> StoredRecordings:
   """Reads a dataset of the TFDS catalogue.
 
   The validation split is held out, or else the test split, or else a share of the
@@ -159,18 +161,18 @@ def _named(config: SpeechConfig, seed: int) -> Stored:
       f"task.source: {name} has {rate} samples per second, expected "
       f"{config.sample_rate} (task.sample_rate)"
     )
-  other = catalog.held_out_split(builder, name, "source")
+  held_out = catalog.held_out_split(builder, name, "source")
 
   def read_split(split: str) -> list[Recording]:
     return [_check(r, config) for r in _examples(builder, split, config)]
 
   train = read_split("train")
-  if other is None:
+  if held_out is None:
     return _split(train, config, seed, f"task.source: {name}")
-  validation = read_split(other)
+  validation = read_split(held_out)
   if not train or not validation:
     raise DataError(f"task.source: {name} has an empty split")
-  return Stored(train, validation, config, seed)
+  return StoredRecordings(train, validation, config, seed)
 
 
 def _examples(
@@ -199,7 +201,7 @@ def _examples(
 def _check(recording: Recording, config: SpeechConfig) -> Recording:
   """Raises DataError if a transcript is too long for CTC on its recording.
 
-  Every symbol takes one position, and so does the blank between two equal symbols.
+  Each symbol takes one position, as does the blank between two equal symbols.
   """
   text, where = recording.text, recording.where
   if not text.strip():
@@ -208,10 +210,10 @@ def _check(recording: Recording, config: SpeechConfig) -> Recording:
   needed = len(text) + repeats
   frames = mel.num_frames(len(recording.samples), config.sample_rate)
   if -(-frames // REDUCTION) < needed:
-    least = (needed - 1) * REDUCTION * mel.HOP_SECONDS + mel.WINDOW_SECONDS
+    minimum = (needed - 1) * REDUCTION * mel.HOP_SECONDS + mel.WINDOW_SECONDS
     seconds = len(recording.samples) / config.sample_rate
     raise DataError(
-      f"{where}: expected at least {least:.3f} seconds for the {len(text)} "
+      f"{where}: expected at least {minimum:.3f} seconds for the {len(text)} "
       f"symbols of its transcript, got {seconds:.3f}"
     )
   return recording
@@ -219,8 +221,8 @@ def _check(recording: Recording, config: SpeechConfig) -> Recording:
 
 def _split(
   recordings: list[Recording], config: SpeechConfig, seed: int, where: str
-) -> Stored:
-  """Holds out a share, at least one; depends only on the number of recordings."""
+) -> StoredRecordings:
+  """Holds out a share, at least one; the choice depends only on the number."""
   if len(recordings) < 2:
     raise DataError(
       f"{where}: expected at least 2 recordings, one to train and one to hold "
@@ -230,7 +232,7 @@ def _split(
   count = max(1, round(config.held_out * len(recordings)))
   count = min(count, len(recordings) - 1)
   validation, train = np.sort(order[:count]), np.sort(order[count:])
-  return Stored(
+  return StoredRecordings(
     [recordings[i] for i in train],
     [recordings[i] for i in validation],
     config,

@@ -19,8 +19,8 @@ from tasks.files import typed_path
 _SYMBOLS_FILE = "speech.json"
 
 
-class Dialling(Recordings):
-  """Strings of digits as tones."""
+class DialledRecordings(Recordings):
+  """Strings of digits, dialled as tones."""
 
   symbols = tones.DIGITS
 
@@ -54,7 +54,7 @@ class Dialling(Recordings):
 
 
 class SpeechTask(base.Task):
-  """Recordings as log-mel frames, and their transcripts, by CTC.
+  """Recordings as log-mel frames, with their transcripts, for CTC.
 
   A batch has 'frames' [B, S, M] float32, 'source_mask' [B, S] bool, 'targets'
   [B, U] int32, ids from 1, and 'weights' [B, U] float32. Id 0 is the blank.
@@ -102,21 +102,21 @@ class SpeechTask(base.Task):
   def loss(
     self, logits: Any, batch: Mapping[str, Any], label_smoothing: float
   ) -> tuple[Any, Any, Any]:
-    """The CTC loss: objective, nats, and the number of symbols."""
+    """Computes the CTC loss: objective, nats, and the number of symbols."""
     del label_smoothing  # The config does not allow it.
-    mask = ctc.kept(batch["source_mask"], logits.shape[1])
+    mask = ctc.subsample_mask(batch["source_mask"], logits.shape[1])
     nats, count = ctc.loss(logits, mask, batch["targets"], batch["weights"])
     return nats, nats, count
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Edits of the greedily decoded text, over symbols of the transcript."""
-    mask = ctc.kept(batch["source_mask"], logits.shape[1])
+    """Sums for the error rate: edits of the greedy output over transcript symbols."""
+    mask = ctc.subsample_mask(batch["source_mask"], logits.shape[1])
     targets, weights = batch["targets"], batch["weights"]
     edits = ctc.edit_distance(ctc.greedy(logits, mask), targets, weights)
-    counted = jnp.any(weights > 0, axis=1)
-    edits = jnp.sum(jnp.where(counted, edits, 0)).astype(jnp.float32)
+    has_any = jnp.any(weights > 0, axis=1)
+    edits = jnp.sum(jnp.where(has_any, edits, 0)).astype(jnp.float32)
     return {"error_rate": jnp.stack([edits, jnp.sum(weights)])}
 
   def summarize(
@@ -129,11 +129,11 @@ class SpeechTask(base.Task):
     return first | values
 
   def read(self, path: str) -> Batch:
-    """Makes a batch of one recording.
+    """Reads a recording as a batch of one.
 
     Raises:
-      DataError: there is no such file, it is not a recording with this task's sample
-        rate, or it is longer than the recordings of this task.
+      DataError: the file does not exist, is not a recording with this task's sample
+        rate, or is longer than the recordings of this task.
     """
     file, config = typed_path(path), self._config
     if not file.is_file():
@@ -198,9 +198,9 @@ class SpeechTask(base.Task):
     mask = np.zeros((count, length), bool)
     targets = np.zeros((count, self.max_target_length), np.int32)
     weights = np.zeros(targets.shape, np.float32)
-    for row, (heard, ids) in enumerate(examples):
-      frames[row, : len(heard)] = heard
-      mask[row, : len(heard)] = True
+    for row, (example, ids) in enumerate(examples):
+      frames[row, : len(example)] = example
+      mask[row, : len(example)] = True
       targets[row, : len(ids)] = ids
       weights[row, : len(ids)] = 1
     return {
@@ -225,14 +225,14 @@ def make(
   recordings: Recordings | None = None
   if restore:
     vocabulary = json_text.loads(base.load_vocabulary(workdir, _SYMBOLS_FILE))
-    symbols, (length, most) = vocabulary["symbols"], vocabulary["shape"]
+    symbols, (length, num_targets) = vocabulary["symbols"], vocabulary["shape"]
   else:
     recordings = _recordings(config, seed)
-    symbols, most = recordings.symbols, recordings.max_symbols
-    # A multiple, so that `ctc.kept` finds the frame of each position.
+    symbols, num_targets = recordings.symbols, recordings.max_symbols
+    # A multiple, so that `ctc.subsample_mask` finds the frame of each position.
     length = -(-recordings.max_frames // REDUCTION) * REDUCTION
   task = SpeechTask(
-    config, symbols, (length, most), recordings, batch_size=batch_size
+    config, symbols, (length, num_targets), recordings, batch_size=batch_size
   )
   if not restore:
     task.check_run(workdir)
@@ -241,5 +241,5 @@ def make(
 
 def _recordings(config: SpeechConfig, seed: int) -> Recordings:
   if config.source == TONES:
-    return Dialling(config, seed)
+    return DialledRecordings(config, seed)
   return sources.read(config, seed)

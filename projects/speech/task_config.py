@@ -9,8 +9,8 @@ from settings.fields import STRICT, Count, Share, check, check_unread
 
 TONES, FOLDER = "tones", "folder"
 
-_OF_TONES = ("min_digits", "max_digits", "snr", "eval_size")
-_OF_CATALOGUE = ("audio_feature", "text_feature")
+_TONE_FIELDS = ("min_digits", "max_digits", "snr", "eval_size")
+_CATALOGUE_FIELDS = ("audio_feature", "text_feature")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -18,8 +18,8 @@ class SpeechConfig:
   """The source of recordings and transcripts.
 
   Attributes:
-    source: 'tones', strings of digits dialled as DTMF tones, computed and never
-      stored; 'folder', a folder of audio files with `transcripts.tsv`; or a name
+    source: 'tones', strings of digits dialled as DTMF tones, which are computed and
+      never stored; 'folder', a folder of audio files with `transcripts.tsv`; or a name
       in the TFDS catalogue, such as 'librispeech'.
     path: the folder; for a name in the catalogue, a TFDS data folder with the prepared
       dataset, or '' to download it.
@@ -31,8 +31,8 @@ class SpeechConfig:
     max_digits: largest number of digits of a dialled string.
     snr: signal-to-noise ratio of dialled strings, in decibels.
     eval_size: number of held-out dialled strings.
-    held_out: share of the recordings that is held out if the source has no held-out
-      split; at least one recording.
+    held_out: share of the recordings, at least one, that is held out if the source has
+      no held-out split.
   """
 
   source: str = TONES
@@ -52,7 +52,7 @@ class SpeechConfig:
     if self.source == FOLDER:
       check(self, "path", bool(self.path), "a folder of recordings")
     if self.source == TONES:
-      # The highest tone has 1,477 Hz.
+      # The highest tone has a frequency of 1,477 Hz.
       check(self, "sample_rate", self.sample_rate >= 4000, "at least 4000")
     check(
       self,
@@ -61,9 +61,9 @@ class SpeechConfig:
       f"at least min_digits={self.min_digits}",
     )
     unread = {
-      TONES: ("path", "held_out", *_OF_CATALOGUE),
-      FOLDER: (*_OF_TONES, *_OF_CATALOGUE),
+      TONES: ("path", "held_out", *_CATALOGUE_FIELDS),
+      FOLDER: (*_TONE_FIELDS, *_CATALOGUE_FIELDS),
     }
     check_unread(
-      self, unread.get(self.source, _OF_TONES), f"source={self.source!r}"
+      self, unread.get(self.source, _TONE_FIELDS), f"source={self.source!r}"
     )

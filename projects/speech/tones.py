@@ -1,7 +1,6 @@
 """Strings of digits, dialled as DTMF tones (ITU-T Q.23) in noise.
 
-An example is a pure function of (seed, split, index); its random numbers come from a
-counter-based generator, see `tasks.draws`.
+An example is a pure function of (seed, split, index); see `tasks.draws`.
 """
 
 from typing import NamedTuple
@@ -22,10 +21,10 @@ _SILENCE = 0.05, 0.20
 
 _DIGIT_LEVEL = 3.0
 _STRING_LEVEL = 10.0
-"""Largest deviation of levels from 1, up or down, in decibels."""
+"""Largest deviation of levels from 1 in either direction, in decibels."""
 
 
-class Dialled(NamedTuple):
+class DialledStrings(NamedTuple):
   """Recordings of a batch.
 
   Attributes:
@@ -53,7 +52,7 @@ def dial(
   max_digits: int,
   sample_rate: int,
   snr: float,
-) -> Dialled:
+) -> DialledStrings:
   """Computes the recordings of examples.
 
   A digit is the sum of two sines, 60 to 150 ms long, followed by 40 to 120 ms of
@@ -71,24 +70,24 @@ def dial(
     snr: signal-to-noise ratio in decibels.
 
   Returns:
-    The recordings, as `Dialled`.
+    The recordings.
   """
   size, count = longest(max_digits, sample_rate), len(indices)
   numbers = 3 + 6 * max_digits
   raw = draws.words(key, indices, numbers + size // 2 + 1)
-  own, noise = raw[:, :numbers], _normal(raw[:, numbers:])[:, :size]
-  uniform = (own >> np.uint64(11)) * 2.0**-53
-  lengths = min_digits + draws.below(own[:, 0], max_digits - min_digits + 1)
+  words, noise = raw[:, :numbers], _normal(raw[:, numbers:])[:, :size]
+  uniform = (words >> np.uint64(11)) * 2.0**-53
+  lengths = min_digits + draws.below(words[:, 0], max_digits - min_digits + 1)
   level = 10 ** (_STRING_LEVEL / 20 * (2 * uniform[:, 1:2] - 1))
   start = np.round(_scale(_SILENCE, uniform[:, 2]) * sample_rate).astype(int)
   per_digit = uniform[:, 3:].reshape(count, max_digits, 6)
-  digits = draws.below(own[:, 3::6], len(DIGITS))
+  digits = draws.below(words[:, 3::6], len(DIGITS))
   digits[np.arange(max_digits) >= lengths[:, None]] = -1
   tones = np.round(_scale(_TONE, per_digit[:, :, 1]) * sample_rate)
   gaps = np.round(_scale(_GAP, per_digit[:, :, 2]) * sample_rate)
   samples = np.zeros((count, size), np.float32)
   for row in range(count):
-    first, sounding, power = start[row], 0, 0.0
+    first, tone_length, power = start[row], 0, 0.0
     for j in range(lengths[row]):
       length, digit = int(tones[row, j]), digits[row, j]
       loudness = _decibels(_DIGIT_LEVEL * (2 * per_digit[row, j, 3] - 1))
@@ -100,13 +99,13 @@ def dial(
       tone += np.sin(_HIGH[digit] * time + np.float32(high))
       tone *= np.float32(loudness)
       samples[row, first : first + length] = tone
-      sounding += length
+      tone_length += length
       power += float(np.square(tone).sum())
       first += length + int(gaps[row, j])
     start[row] = first
-    noise[row] *= np.sqrt(power / sounding) * _decibels(-snr)
+    noise[row] *= np.sqrt(power / tone_length) * _decibels(-snr)
   samples = ((samples + noise) * level).astype(np.float32)
-  return Dialled(samples, start, digits)
+  return DialledStrings(samples, start, digits)
 
 
 def _scale(limits: tuple[float, float], uniform: np.ndarray) -> np.ndarray:
@@ -119,7 +118,7 @@ def _decibels(x: float) -> float:
 
 
 def _normal(raw: np.ndarray) -> np.ndarray:
-  """Makes two normal numbers [B, 2 K] from each word [B, K]: Box and Muller 1958."""
+  """Converts each word [B, K] to two normal numbers [B, 2 K] (Box and Muller 1958)."""
   # Halves of 32 bits; the first is never 0.
   first = ((raw >> np.uint64(32)).astype(np.float32) + 1) * np.float32(2**-32)
   angle = (raw & np.uint64(2**32 - 1)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Quality against cost, error by layer and mechanism, attention maps."""
+"""Figures of a swap: quality against cost, errors by layer, and attention maps."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -42,18 +42,18 @@ _ADDED = _Scale(100.0, (0.1, 100.0), "+.1f")
 
 
 def pictures(records: Sequence[Record]) -> list[Picture]:
-  """All figures, without those that have no values.
+  """Draws all figures that have values.
 
   Args:
     records: records of the mechanisms and of the original model.
   """
-  kept = {}
+  sketches = {}
   for record in records:
     for name, suffix in (("map", ""), ("transfer_map", ", transferred")):
       if name in record:
-        kept[shorten(record["attention"]) + suffix] = record[name]
+        sketches[shorten(record["attention"]) + suffix] = record[name]
   stages = ", ".join(text for text, _ in _STAGES.values())
-  drawn = (
+  figures = (
     Picture(
       "quality-cost",
       _quality_cost(records),
@@ -71,26 +71,26 @@ def pictures(records: Sequence[Record]) -> list[Picture]:
     ),
     Picture(
       "maps",
-      maps.draw("Before and after", kept) if kept else None,
+      maps.draw("Before and after", sketches) if sketches else None,
       "Attention weights of the last layer in the same held-out text.",
     ),
   )
-  return [picture for picture in drawn if picture.figure is not None]
+  return [picture for picture in figures if picture.figure is not None]
 
 
 def _quality_cost(records: Sequence[Record]) -> Any | None:
   content = [row for row in rows.results(records) if row["loss"] is not None]
   # With several numbers of kept layers, only the first is drawn.
   first = list({row["attention"]: row for row in reversed(content)}.values())
-  against = [name for name in _COSTS if any(row[name] for row in first)]
-  if not against:
+  costs = [name for name in _COSTS if any(row[name] for row in first)]
+  if not costs:
     return None
   names = [row["attention"] for row in reversed(first)]
   styles = style_lib.styles(names)
   height = 3.2 + 0.16 * math.ceil(len(names) / 4)
-  figure = Figure((3.6 * len(against), height), layout="constrained")
-  panels = figure.subplots(1, len(against), squeeze=False, sharey=True)[0]
-  for name, axes in zip(against, panels, strict=True):
+  figure = Figure((3.6 * len(costs), height), layout="constrained")
+  panels = figure.subplots(1, len(costs), squeeze=False, sharey=True)[0]
+  for name, axes in zip(costs, panels, strict=True):
     cost = rows.COSTS[name]
     for row in first:
       losses = {
@@ -116,7 +116,7 @@ def _quality_cost(records: Sequence[Record]) -> Any | None:
 
 
 def _layers(records: Sequence[Record]) -> Any | None:
-  have = [record for record in records if record.get("layers")]
+  measured = [record for record in records if record.get("layers")]
   content = rows.layers(records)
   panels = {
     name: (title, scale)
@@ -130,8 +130,11 @@ def _layers(records: Sequence[Record]) -> Any | None:
   }
   if not panels:
     return None
-  most = max(len(record["layers"]) for record in have)
-  size = (max(3.9, 1.7 + 0.38 * most), max(2.2, 0.9 + 0.25 * len(have)))
+  num_layers = max(len(record["layers"]) for record in measured)
+  size = (
+    max(3.9, 1.7 + 0.38 * num_layers),
+    max(2.2, 0.9 + 0.25 * len(measured)),
+  )
   columns = min(2, len(panels))
   lines = math.ceil(len(panels) / columns)
   figure = Figure((columns * size[0], lines * size[1]), layout="constrained")
@@ -142,29 +145,29 @@ def _layers(records: Sequence[Record]) -> Any | None:
     all_axes, panels.items(), strict=False
   ):
     axes.set_title(title)
-    _heat(axes, have, content, name, scale)
+    _heat_map(axes, measured, content, name, scale)
   return figure
 
 
-def _heat(
+def _heat_map(
   axes: Any,
-  have: Sequence[Record],
+  measured: Sequence[Record],
   content: Sequence[Mapping[str, Any]],
   name: str,
   scale: _Scale,
 ) -> None:
-  """A heat map of mechanisms and layers, with its numbers."""
+  """Draws a heat map of mechanisms and layers, with its numbers."""
   values = [
     [
       math.nan if row[name] is None else row[name]
       for row in content
       if row["attention"] == record["attention"]
     ]
-    for record in have
+    for record in measured
   ]
   matrix = scale.factor * np.asarray(values, float)
   low, high = map(math.log10, scale.range)
-  # Losses that fall slightly, by rounding, are clipped.
+  # Slight decreases of the loss, from rounding, are clipped.
   shade = np.log10(np.clip(matrix, *scale.range))
   axes.grid(visible=False)
   axes.imshow(
@@ -175,7 +178,7 @@ def _heat(
     aspect="auto",
     interpolation="none",
   )
-  count, most = matrix.shape
+  count, num_layers = matrix.shape
   for (i, j), value in np.ndenumerate(matrix):
     if math.isfinite(value):
       is_dark = shade[i, j] > low + 0.7 * (high - low)
@@ -185,16 +188,16 @@ def _heat(
         format(value, scale.form),
         ha="center",
         va="center",
-        fontsize=min(7.0, 110 / most),
+        fontsize=min(7.0, 110 / num_layers),
         color="#ffffff" if is_dark else "#1c1b19",
       )
-  layers = have[0]["layers"]
+  layers = measured[0]["layers"]
   several = len({layer["side"] for layer in layers}) > 1
   ticks = [
     f"{layer['side'][0] if several else ''}{layer['layer']}" for layer in layers
   ]
-  axes.set_xticks(range(most), ticks)
-  names = [shorten(r["attention"]).replace(":", "\n", 1) for r in have]
+  axes.set_xticks(range(num_layers), ticks)
+  names = [shorten(r["attention"]).replace(":", "\n", 1) for r in measured]
   axes.set_yticks(range(count), names)
   axes.tick_params(length=0)
   axes.set_xlabel("layer")

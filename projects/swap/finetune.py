@@ -20,9 +20,9 @@ def finetune(
   folder: Path,
   name: str,
 ) -> dict[str, float] | None:
-  """Trains the model in models/`name` with the usual loss, and writes it back.
+  """Trains the model in models/`name` with the usual loss, and replaces it.
 
-  This is a run in finetune/`name` with checkpoints and metrics; a repeated call resumes
+  The run is in finetune/`name`, with checkpoints and metrics; a repeated call resumes
   it. The optimizer is AdamW without weight decay, with a warm-up over a tenth of the
   steps.
 
@@ -39,7 +39,7 @@ def finetune(
   """
   weights, run_folder = folder / MODELS / name, folder / RUNS / name
   steps = settings.finetune_steps
-  modules = [p for i, p in enumerate(source.modules) if i not in kept]
+  modules = [x for i, x in enumerate(source.modules) if i not in kept]
   description = variant.describe(source, choice.config, modules)
   mapping = published.text_mapping(
     weights,
@@ -68,12 +68,13 @@ def finetune(
     },
   )
   # Import paths come from the options, not from the folder.
-  chosen = {
-    slot: [{"name": one.name, **one.options} for one in layers]
-    for slot, layers in description.config.attentions.items()
-    if slot != "cross_attention"
+  attentions = {
+    field: [{"name": layer.name, **layer.options} for layer in layers]
+    for field, layers in description.config.attentions.items()
+    if field != "cross_attention"
   }
-  mapping["model"] |= {"num_layers": max(map(len, chosen.values())), **chosen}
+  num_layers = max(map(len, attentions.values()))
+  mapping["model"] |= {"num_layers": num_layers, **attentions}
   config = experiment_config.parse(mapping)
   workdir.check(run_folder, config)
   if workdir.final_metrics(run_folder, config) is None:

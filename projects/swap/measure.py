@@ -1,4 +1,4 @@
-"""Measures a model after a mechanism is swapped into its layers."""
+"""Measures a model with another mechanism in its layers."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -31,7 +31,7 @@ from training.state import TrainState
 
 
 def original_row(source: Source, settings: Settings) -> Record:
-  """The original model, as a row like those of the mechanisms.
+  """Measures the original model, as a row like those of the mechanisms.
 
   Args:
     source: the model and its text.
@@ -58,9 +58,9 @@ def original_row(source: Source, settings: Settings) -> Record:
 def mechanism(
   source: Source, choice: Choice, settings: Settings, workdir: Path
 ) -> Record:
-  """All measurements of one mechanism before fine-tuning.
+  """Takes all measurements of one mechanism before fine-tuning.
 
-  Writes the models into `workdir`, after the transfer if `transfer_steps` is not 0.
+  Swapped models, transferred if `transfer_steps` is not 0, are written to `workdir`.
 
   Args:
     source: the model and its text.
@@ -69,10 +69,10 @@ def mechanism(
     workdir: folder of the swap.
 
   Returns:
-    'options' that are set, and 'all_options' as they are typed, with the defaults;
-    'status' and 'reason'; for each layer 'error' and 'loss', and after the transfer
+    The 'options' that are set, and 'all_options' as text, with the defaults; 'status'
+    and 'reason'; for each layer 'error' and 'loss', and after the transfer
     'transfer_error' and 'transfer_loss'; the 'error' of all layers together; for each
-    number k of `settings.keep` a swap with the kept layers, its loss and accuracy
+    number k in `settings.keep` a swap with the kept layers, its loss and accuracy
     before and after the transfer, and its folder; time and memory; and attention maps.
   """
   record: Record = {
@@ -90,13 +90,13 @@ def mechanism(
     _check_traces(model, variables, source)
     _check_substitutes(source, attention, mechanisms)
   except Exception as error:
-    # Mechanisms of the project raise ValueError; others may raise anything.
-    foreign = ":" in choice.config.name
-    if not foreign and not isinstance(error, ValueError):
+    # Mechanisms of the project raise ValueError; others may raise any exception.
+    is_external = ":" in choice.config.name
+    if not is_external and not isinstance(error, ValueError):
       raise
     reason = (
       failure_location(error, choice.config.name)
-      if foreign
+      if is_external
       else one_line(error)
     )
     return {**record, "status": CANNOT, "reason": reason}
@@ -104,8 +104,8 @@ def mechanism(
   results, error = _layer_results(scores, paths, mechanisms)
   kept = _most_sensitive_modules(paths, results, settings.keep)
   layers: list[dict[str, Any]] = [
-    {"side": module.side, "layer": module.layer, **one}
-    for module, one in zip(source.modules, results, strict=True)
+    {"side": module.side, "layer": module.layer, **result}
+    for module, result in zip(source.modules, results, strict=True)
   ]
   swaps: list[dict[str, Any]] = [
     {
@@ -116,7 +116,7 @@ def mechanism(
     }
     for k, stay in kept.items()
   ]
-  trained = [own.get("params", {}) for own in mechanisms.values()]
+  trained = [tree.get("params", {}) for tree in mechanisms.values()]
   record |= {
     "status": DONE,
     "reason": "",
@@ -140,8 +140,8 @@ def mechanism(
     results, record["transfer_error"] = _layer_results(
       scores, paths, mechanisms
     )
-    for layer, one in zip(layers, results, strict=True):
-      layer |= _transfer_columns(one)
+    for layer, result in zip(layers, results, strict=True):
+      layer |= _transfer_columns(result)
     for swap, stay in zip(swaps, kept.values(), strict=True):
       swap |= _transfer_columns(scores.measure(mechanisms, {*paths} - stay))
     variables = substitution.insert(variables, mechanisms)
@@ -158,7 +158,7 @@ def mechanism(
 def _layer_results(
   scores: scores_lib.Quality, paths: Sequence[str], mechanisms: Mechanisms
 ) -> tuple[list[dict[str, float]], float]:
-  """Error, loss and accuracy for each single swapped layer, and the total error."""
+  """Returns error, loss and accuracy with each layer swapped alone; total error."""
   errors, total_error = scores.errors(mechanisms)
   return [
     {"error": error, **scores.measure(mechanisms, {path})}
@@ -179,7 +179,7 @@ def _check_traces(model: Transformer, variables: Any, source: Source) -> None:
 def _check_substitutes(
   source: Source, attention: Attention, mechanisms: Mechanisms
 ) -> None:
-  """Raises ValueError if a mechanism cannot use the inputs of the model's own."""
+  """Raises ValueError if a mechanism cannot use the inputs of the one it replaces."""
   batch = source.task.train_batch(0)
   swapped = {path: jnp.array(True) for path in mechanisms}
   jax.eval_shape(
@@ -194,8 +194,8 @@ def _most_sensitive_modules(
   layers: Sequence[Mapping[str, float]],
   keep: Sequence[int],
 ) -> dict[int, set[str]]:
-  """For each k, the k modules whose swap increases the loss most."""
-  # A loss that is not finite is the largest.
+  """Returns, for each k, the k modules whose swap increases the loss most."""
+  # Losses that are not finite count as the largest.
   cost = [
     layer["loss"] if math.isfinite(layer["loss"]) else math.inf
     for layer in layers
@@ -207,7 +207,7 @@ def _most_sensitive_modules(
 def _costs(
   source: Source, settings: Settings, description: Description
 ) -> dict[str, Any]:
-  """Time and memory of a training step at one or two lengths, and the cache."""
+  """Measures a training step at one or two lengths, and the size of the cache."""
   record: dict[str, Any] = {"notes": {}}
   batch = source.task.train_batch(0)
   lengths = {"": (source.context, batch)}
@@ -221,14 +221,14 @@ def _costs(
     names = ("step_seconds", "temp_bytes")
     try:
       cost = _step_cost(source, settings, description, length, rows)
-    # The mechanism does not support this length, or memory is too small.
+    # The mechanism may not support this length, or the memory may be too small.
     except (ValueError, jax.errors.JaxRuntimeError) as error:
       cost = dict.fromkeys(names)
       record["notes"][f"{prefix}step_seconds"] = one_line(error)
     record |= {f"{prefix}{name}": cost[name] for name in names}
   decodes = source.kind == "decoder" and all(
-    one.build().init_cache
-    for one in description.config.layers("decoder_attention")
+    layer.build().init_cache
+    for layer in description.config.layers("decoder_attention")
   )
   if decodes:
     sizes = [
@@ -247,7 +247,7 @@ def _step_cost(
   length: int,
   rows: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-  """Time and memory of a training step, with random weights."""
+  """Measures time and memory of a training step, with random weights."""
   longest = max(length, description.max_length)
   model = load.make_model(description._replace(max_length=longest))
   optimizer = OptimizerConfig(learning_rate=settings.finetune_rate)

@@ -44,9 +44,9 @@ def claimed(
     data: digests of the data, from its `Source`.
 
   Raises:
-    ConfigError: its rows were made from other data, or another process has changed its
-      purpose since `check`.
-    RunError: another process writes there.
+    ConfigError: its rows come from other data, or another process has claimed it since
+      `check`.
+    RunError: another process writes to it.
   """
   shared = settings.shared() | {ownership.DATA: dict(data)}
   ownership.check(workdir, SWAP, shared, "swap", "--")
@@ -58,26 +58,26 @@ def claimed(
 
 
 def read(workdir: Path, label: str) -> Record | None:
-  """The record of a mechanism; None if there is none, or a damaged one."""
+  """Returns the record of a mechanism; None if it is missing or damaged."""
   record = atomic.read_json(_path(workdir, label))
   return record if record and record.get("attention") == label else None
 
 
 def read_all(workdir: Path) -> list[Record]:
-  """All undamaged records: the original model, then mechanisms in order."""
+  """Returns all intact records: the original model, then mechanisms in order."""
   records = [
     atomic.read_json(path)
     for path in sorted((workdir / RECORDS).glob("*.json"))
   ]
-  complete = [one for one in records if one and "attention" in one]
+  intact = [record for record in records if record and "attention" in record]
   names = list(ATTENTIONS)
 
-  def rank(one):
-    name = one["name"]
-    known = names.index(name) if name in names else len(names)
-    return one["attention"] != OWN, known, one["attention"]
+  def rank(record):
+    name = record["name"]
+    index = names.index(name) if name in names else len(names)
+    return record["attention"] != OWN, index, record["attention"]
 
-  return sorted(complete, key=rank)
+  return sorted(intact, key=rank)
 
 
 def write(workdir: Path, record: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ def write(workdir: Path, record: Mapping[str, Any]) -> None:
 
 
 def folder_name(label: str, keep: int = 0) -> str:
-  """The folder of a swapped model in models/: `performer`, `lsh-keep-2`."""
+  """Returns the folder of a swapped model in models/: `performer`, `lsh-keep-2`."""
   name = re.sub(r"[^\w.=-]+", "-", label).strip("-")
   return f"{name}-keep-{keep}" if keep else name
 

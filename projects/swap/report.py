@@ -69,14 +69,14 @@ def write(workdir: Path, settings: Settings, records: Sequence[Record]) -> str:
 
 
 def _subject(settings: Settings) -> str:
-  """One sentence with the model, the text and the training."""
+  """Describes the model, the text and the training in one sentence."""
   parts = [f"`{settings.weights}` on `{settings.text}`"]
-  for steps, what in (
+  for steps, phase in (
     (settings.transfer_steps, "steps of transfer"),
     (settings.finetune_steps, "steps of fine-tuning"),
   ):
     if steps:
-      parts.append(f"{steps:,} {what}")
+      parts.append(f"{steps:,} {phase}")
   parts.append(f"batches of {settings.batch_size} windows")
   if settings.length is not None:
     parts.append(f"--length {settings.length:,}")
@@ -97,21 +97,23 @@ def _columns_with_values(
 def _table(
   content: Sequence[Mapping[str, Any]], columns: Mapping[str, Cost]
 ) -> Table:
-  used = _columns_with_values(content, columns)
+  columns = _columns_with_values(content, columns)
   body = []
   for row in content:
     cells = [Cell(row["attention"], row["attention"])]
     if row["status"] == CANNOT:
-      cells += [Cell(row["reason"] or ""), *[Cell("")] * (len(used) - 1)]
+      cells += [Cell(row["reason"] or ""), *[Cell("")] * (len(columns) - 1)]
     else:
-      cells += [rows.cell(row[name], column) for name, column in used.items()]
-      if row["kept"] and "keep" in used:
-        keep = cells[1 + list(used).index("keep")]
-        cells[1 + list(used).index("keep")] = Cell(
+      cells += [
+        rows.cell(row[name], column) for name, column in columns.items()
+      ]
+      if row["kept"] and "keep" in columns:
+        keep = cells[1 + list(columns).index("keep")]
+        cells[1 + list(columns).index("keep")] = Cell(
           f"{keep.text} ({row['kept']})", keep.order
         )
     body.append(cells)
-  return Table(["mechanism", *(_title(c) for c in used.values())], body)
+  return Table(["mechanism", *(_title(c) for c in columns.values())], body)
 
 
 def _with_options(table: Table, content: Sequence[Mapping[str, Any]]) -> Table:

@@ -1,4 +1,4 @@
-"""Rows of results.csv and layers.csv, and the meaning of their columns."""
+"""Rows of results.csv and layers.csv, and descriptions of their columns."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -60,7 +60,7 @@ COSTS: Mapping[str, Cost] = {
 
 
 def results(records: Sequence[Record]) -> list[dict[str, Any]]:
-  """One row per swapped model, and one for the original model.
+  """Returns one row per swapped model, and one for the original model.
 
   Args:
     records: records of the mechanisms and of the original model.
@@ -85,17 +85,17 @@ def results(records: Sequence[Record]) -> list[dict[str, Any]]:
         "loss_added": _relative_increase(loss, base),
       }
       kept = " ".join(map(str, swap.get("kept", ())))
-      own = {"keep": swap.get("keep"), "kept": kept, **losses, **accuracies}
+      scores = {"keep": swap.get("keep"), "kept": kept, **losses, **accuracies}
       folder = swap.get("folder") or None
-      rows.append({**shared, **own, **last, "folder": folder})
+      rows.append({**shared, **scores, **last, "folder": folder})
   first = ["attention", "name", "status", "keep", "kept"]
-  shown = dict.fromkeys([*first, *(name for row in rows for name in row)])
-  shown.pop("reason")
-  return [{name: row[name] for name in (*shown, "reason")} for row in rows]
+  columns = dict.fromkeys([*first, *(name for row in rows for name in row)])
+  columns.pop("reason")
+  return [{name: row[name] for name in (*columns, "reason")} for row in rows]
 
 
 def layers(records: Sequence[Record]) -> list[dict[str, Any]]:
-  """One row per mechanism and layer."""
+  """Returns one row per mechanism and layer."""
   base = own_loss(records)
   return [
     {
@@ -117,35 +117,35 @@ def layers(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def line(record: Record) -> str:
-  """A record in one line, for a terminal."""
+  """Formats a record in one line, for a terminal."""
   label = record["attention"]
   if record["status"] == CANNOT:
     return f"{label}: {record['reason']}"
   parts = []
   for swap in record["swaps"]:
     losses = [swap.get(f"{stage}loss") for stage in _STAGES]
-    shown = " → ".join(f"{loss:.4f}" for loss in losses if loss is not None)
+    values = " → ".join(f"{loss:.4f}" for loss in losses if loss is not None)
     keep = swap["keep"]
     kept = f" ({keep} layer{'s'[: keep != 1]} kept)" if keep else ""
-    parts.append(f"loss {shown}{kept}")
+    parts.append(f"loss {values}{kept}")
   options = record.get("all_options", "")
-  words = f"{label} ({options})" if options else label
-  return f"{words}: {', '.join(parts)}"
+  name = f"{label} ({options})" if options else label
+  return f"{name}: {', '.join(parts)}"
 
 
 def cell(value: Any, column: Cost) -> Cell:
-  """A value in the unit of its column, for a reader."""
+  """Formats a value in the unit of its column."""
   if value is None:
     return Cell(NOTHING)
   scaled = value * column.scale
   if column.unit == "%":
     return Cell(f"{scaled:.2f}", scaled)
-  large = abs(scaled) >= 1000
-  return Cell(f"{scaled:,.0f}" if large else f"{scaled:.4g}", scaled)
+  is_large = abs(scaled) >= 1000
+  return Cell(f"{scaled:,.0f}" if is_large else f"{scaled:.4g}", scaled)
 
 
 def own_loss(records: Sequence[Record]) -> float | None:
-  """The loss of the original model."""
+  """Returns the loss of the original model."""
   for record in records:
     if record["attention"] == OWN:
       return record["swaps"][0]["loss"]

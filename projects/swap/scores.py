@@ -30,7 +30,7 @@ class Quality(NamedTuple):
 
 
 def make(source: Source, attention: Attention | None) -> Quality:
-  """Compiles the measurement of a mechanism; None means the original model."""
+  """Compiles the measurements of a mechanism; None means the original model."""
   paths = [module.path for module in source.modules]
   batches, pad_id = source.batches, source.task.pad_id
 
@@ -55,9 +55,9 @@ def make(source: Source, attention: Attention | None) -> Quality:
     )
     return jnp.stack([norms[path] for path in paths])
 
-  def total(sums_of: Callable[[Any], Array]) -> np.ndarray:
-    """Sums over all batches, in float64."""
-    parts = [np.asarray(sums_of(batch), np.float64) for batch in batches]
+  def total(function: Callable[[Any], Array]) -> np.ndarray:
+    """Sums a function of a batch over all batches, in float64."""
+    parts = [np.asarray(function(batch), np.float64) for batch in batches]
     return np.stack(parts).sum(0)
 
   def measure(mechanisms, modules):
@@ -79,6 +79,6 @@ def make(source: Source, attention: Attention | None) -> Quality:
 
 
 def score(source: Source, model: Any, variables: Any) -> dict[str, float]:
-  """'loss' and 'accuracy' of another model on the same held-out text."""
+  """Returns 'loss' and 'accuracy' of another model on the same held-out text."""
   other = source._replace(model=model, variables=variables)
   return make(other, None).measure({}, set())

@@ -1,4 +1,4 @@
-"""The options of `swap.py`, checked before anything is read."""
+"""The options of `swap.py`, which are checked before data is read."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -13,18 +13,18 @@ from models.attention_config import AttentionConfig
 from settings.fields import STRICT, Count32, Whole, Whole32, check
 from settings.typed import mechanism, split
 
-# With this context or more, mechanisms have their sizes for long sequences.
 _LONG = 256
+"""Smallest context with which mechanisms have their sizes for long sequences."""
 
 _Rate = Annotated[float, Interval(gt=0, le=1)]
 
 
 class Choice(NamedTuple):
-  """A mechanism that is put into the model.
+  """A mechanism to substitute in the model.
 
   Attributes:
     label: the text of the option, such as `performer:num_features=128`.
-    config: its name and options.
+    config: the name and options of the mechanism.
   """
 
   label: str
@@ -41,18 +41,18 @@ class Settings:
     attention: mechanisms, separated by commas, each a name or
       `name:option=value:option=value`; 'all' means all mechanisms of the project.
     tokenizer: vocabulary of the text; '' means that of `weights`.
-    context: number of tokens of a window; None means as many as the model reads, but
-      at most 256.
-    length: length of one more sequence, for which time and memory are measured.
+    context: number of tokens of a window; None means the model's context, but at most
+      256.
+    length: another sequence length for which time and memory are measured.
     batch_size: number of windows of a batch.
     batches: number of held-out batches for a loss; 0 means all.
-    keep: numbers k of layers that keep their own mechanism: the k layers whose single
-      swap increases the loss most.
+    keep: numbers k of layers that keep their own mechanism: the k layers whose swap
+      alone increases the loss most.
     transfer_steps: number of updates that fit each layer's mechanism to the attention
       that it replaces.
-    transfer_rate: their learning rate.
+    transfer_rate: learning rate of these updates.
     finetune_steps: number of updates of the whole model afterwards.
-    finetune_rate: their peak learning rate.
+    finetune_rate: peak learning rate of these updates.
     seed: seed of the mechanisms' parameters and of the training windows.
   """
 
@@ -74,11 +74,11 @@ class Settings:
   def __post_init__(self):
     check(self, "weights", bool(self.weights), "a folder of weights, or a run")
     check(self, "text", bool(self.text), "a text file")
-    once = len(set(self.keep)) == len(self.keep)
+    is_unique = len(set(self.keep)) == len(self.keep)
     check(
       self,
       "keep",
-      bool(self.keep) and once,
+      bool(self.keep) and is_unique,
       "numbers of layers, without repetition",
     )
     # Labels become file names.
@@ -92,10 +92,10 @@ class Settings:
         raise ValueError(f"attention: {label} appears twice; expected once")
 
   def choices(self, context: int) -> list[Choice]:
-    """The mechanisms; those without options have the sizes for this context.
+    """Returns the mechanisms; those without options have the sizes for this context.
 
     Raises:
-      ValueError: an unknown mechanism or option, or an invalid value.
+      ValueError: a mechanism or option is unknown, or a value is invalid.
     """
     long = context >= _LONG
     choices = []
@@ -109,13 +109,13 @@ class Settings:
     return choices
 
   def shared(self) -> dict[str, Any]:
-    """The options that all rows of a folder share; mechanisms may be added later."""
+    """Returns the options that all rows of a folder share; mechanisms may be added."""
     mapping = dataclasses.asdict(self) | {"keep": list(self.keep)}
     del mapping["attention"]
     return mapping
 
   def _labels(self) -> list[str]:
-    """The label of every mechanism."""
+    """Returns the labels of all mechanisms."""
     typed = split(self.attention)
     if not typed:
       raise ValueError("attention: expected mechanisms, or 'all', got nothing")

@@ -20,28 +20,28 @@ from tasks import files
 from tasks import text as text_task
 from training import checkpoint
 
-_LONGEST = 256
+_MAX_DEFAULT_CONTEXT = 256
 
 
 class AttentionModule(NamedTuple):
   """One self-attention module of a model.
 
   Attributes:
-    slot: 'encoder_attention' or 'decoder_attention'.
+    field: the config field, 'encoder_attention' or 'decoder_attention'.
     layer: number of the layer, from 0.
   """
 
-  slot: str
+  field: str
   layer: int
 
   @property
   def side(self) -> str:
     """'encoder' or 'decoder'."""
-    return self.slot.removesuffix("_attention")
+    return self.field.removesuffix("_attention")
 
   @property
   def path(self) -> str:
-    """The path of its module in the model."""
+    """The path of the module in the model."""
     return f"{self.side}_{self.layer}/self_attention"
 
 
@@ -51,13 +51,13 @@ class Source(NamedTuple):
   Attributes:
     opened: the opened folder of the weights.
     description: description of the model, in float32.
-    model: the module.
-    variables: its weights.
+    model: the Linen module.
+    variables: its variables.
     vocabulary: the vocabulary file.
     task: training windows and held-out windows of the text.
     batches: the held-out windows for losses.
     data: digests of the text, the vocabulary and the weights, by name.
-    modules: every self-attention module, in the order of the model.
+    modules: all self-attention modules, in the order of the model.
     context: number of tokens of a window.
   """
 
@@ -111,7 +111,9 @@ def read(settings: Settings) -> Source:
       f"got {settings.batch_size}"
     )
   vocabulary = _vocabulary(settings, folder)
-  context = settings.context or min(description.max_length, _LONGEST)
+  context = settings.context or min(
+    description.max_length, _MAX_DEFAULT_CONTEXT
+  )
   if context > description.max_length:
     raise ConfigError(
       f"--context: expected at most the {description.max_length} tokens that the "
@@ -133,7 +135,7 @@ def read(settings: Settings) -> Source:
         seed=settings.seed,
       )
   except ValueError as error:
-    raise ConfigError(_as_typed(str(error))) from error
+    raise ConfigError(_with_flags(str(error))) from error
   if task.target_vocab_size > description.vocab_size:
     raise ConfigError(
       f"--tokenizer: {vocabulary} has {task.target_vocab_size} ids, more than "
@@ -145,12 +147,12 @@ def read(settings: Settings) -> Source:
   except ValueError as error:
     raise ConfigError(f"--weights: {error}") from error
   modules = tuple(
-    AttentionModule(slot, layer)
-    for slot in config.attentions
-    if slot != "cross_attention"
-    for layer in range(len(config.layers(slot)))
+    AttentionModule(field, layer)
+    for field in config.attentions
+    if field != "cross_attention"
+    for layer in range(len(config.layers(field)))
     # A layer may have no attention.
-    if slot != "decoder_attention"
+    if field != "decoder_attention"
     or config.decoder_configs[layer].slot.self_attention
   )
   if max(settings.keep) > len(modules):
@@ -178,7 +180,7 @@ def _digest(variables: Mapping[str, Any]) -> str:
 
 
 def describe(source: Source) -> str:
-  """The model and the windows of the text, in one line."""
+  """Describes the model and the windows of the text in one line."""
   parameters = sum(leaf.size for leaf in jax.tree.leaves(source.variables))
   return (
     f"{source.opened.architecture} with {models.slots(source.description.config)} "
@@ -192,24 +194,24 @@ def _with_keys(description: Description) -> Description:
   config = description.config
   if not isinstance(config, models.ModelConfig) or config.kind != "decoder":
     return description
-  own = config.layers("decoder_attention")
+  configs = config.layers("decoder_attention")
   # In a hybrid, only some layers have low-rank keys and values.
   ranks = [layer.slot.latent_rank for layer in config.decoder_configs]
   if not any(ranks):
     return description
   dense = AttentionConfig("dense")
   layers = tuple(
-    dense if rank and one.name == "latent" else one
-    for one, rank in zip(own, ranks, strict=True)
+    dense if rank and layer.name == "latent" else layer
+    for layer, rank in zip(configs, ranks, strict=True)
   )
   return load.with_layers(description, {"decoder_attention": layers})
 
 
 def _vocabulary(settings: Settings, folder: Path) -> Path:
-  """The vocabulary file for a text.
+  """Finds the vocabulary file for a text.
 
   Raises:
-    ConfigError: there is no vocabulary.
+    ConfigError: the vocabulary does not exist.
   """
   typed = Path(settings.tokenizer or folder)
   if typed.is_file() and settings.tokenizer:
@@ -225,11 +227,11 @@ def _vocabulary(settings: Settings, folder: Path) -> Path:
   )
 
 
-_TYPED_AS = {"path": "--text", "context": "--context"}
+_FLAGS = {"path": "--text", "context": "--context"}
 
 
-def _as_typed(fault: str) -> str:
-  """Replaces the fields of the text task in a message by the flags of `swap.py`."""
+def _with_flags(message: str) -> str:
+  """Replaces fields of the text task in a message by flags of `swap.py`."""
   return re.sub(
-    r"\btask\.(\w+)", lambda m: _TYPED_AS.get(m[1], f"--{m[1]}"), fault
+    r"\btask\.(\w+)", lambda m: _FLAGS.get(m[1], f"--{m[1]}"), message
   )

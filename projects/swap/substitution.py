@@ -1,7 +1,7 @@
-"""Pure functions that put a mechanism into the layers of a model.
+"""Pure functions that substitute a mechanism in the layers of a model.
 
-One program serves every choice of layers: an argument selects for each attention module
-the model's own mechanism or the other one.
+The same compiled program is used for each choice of layers: an argument selects the
+model's own mechanism or the other one for each attention module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from models.transformer import Transformer
 
 Batch = Mapping[str, Any]
 Mechanisms = Mapping[str, Mapping[str, Any]]
-"""Maps each module to the variables of the mechanism in it."""
+"""Maps each module to the variables of its mechanism."""
 
 
 def logits(
@@ -29,14 +29,14 @@ def logits(
   mechanisms: Mechanisms,
   swapped: Mapping[str, Bool[Array, ""]],
 ) -> Float[Array, "B T V"]:
-  """Logits with a mechanism in some layers; one program for every choice of layers.
+  """Computes logits with a mechanism in some layers.
 
   Args:
     model: the model with its own mechanisms.
     variables: variables of the model.
     batch: a batch for `models.forward`.
     attention: the other mechanism.
-    mechanisms: its variables in every module.
+    mechanisms: its variables in each module.
     swapped: for each module, whether the other mechanism is used.
 
   Returns:
@@ -46,24 +46,24 @@ def logits(
     ValueError: the mechanism does not support the options of its call.
   """
 
-  def replacement(module, record, own, query, key, value, **call):
-    del record
+  def replacement(module, original, apply, query, key, value, **call):
+    del original
     if module not in mechanisms:  # Cross-attention is not replaced.
-      return own(query, key, value, **call)
+      return apply(query, key, value, **call)
     return jax.lax.cond(
       swapped[module],
       lambda: _call(attention, mechanisms[module], query, key, value, **call),
-      lambda: own(query, key, value, **call),
+      lambda: apply(query, key, value, **call),
     )
 
   return models.replace_attention(model, variables, batch, replacement)
 
 
 def check(attention: Attention) -> None:
-  """Checks that a mechanism can be put into a model.
+  """Checks that a mechanism can be substituted in a model.
 
   Raises:
-    ValueError: it cannot use the keys and values of the model.
+    ValueError: the mechanism cannot use the keys and values of the model.
   """
   if "own_keys" in attention.supports:
     raise ValueError(
@@ -79,11 +79,11 @@ def squares(
   attention: Attention,
   mechanisms: Mechanisms,
 ) -> dict[str, Float[Array, "2"]]:
-  """Squared differences between a mechanism's outputs and the model's own.
+  """Computes squared differences between a mechanism's outputs and the model's own.
 
-      (‖out − own‖², ‖own‖²), of the same query, key and value
+      (‖out − own‖², ‖own‖²), for the same query, key and value
 
-  which are those of the original model, so that errors do not accumulate over layers.
+  These are from the original model, so errors do not accumulate over layers.
 
   Args:
     model: the model with its own mechanisms.
@@ -91,16 +91,16 @@ def squares(
     batch: a batch for `models.forward`.
     valid: masks of positions without padding, for 'encoder' and 'decoder'.
     attention: the other mechanism.
-    mechanisms: its variables in every module.
+    mechanisms: its variables in each module.
 
   Returns:
     For each module, squared Frobenius norms over rows, positions, heads and features.
   """
   norms = {}
 
-  def replacement(module, record, own, query, key, value, **call):
-    del record
-    out = own(query, key, value, **call)
+  def replacement(module, original, apply, query, key, value, **call):
+    del original
+    out = apply(query, key, value, **call)
     if module in mechanisms:
       other = _call(attention, mechanisms[module], query, key, value, **call)
       counts = valid[module.partition("_")[0]][:, :, None, None]
@@ -116,7 +116,7 @@ def squares(
 def extract(
   variables: Mapping[str, Any], modules: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-  """Extracts the mechanism's variables in each module from those of a model."""
+  """Extracts the variables of the mechanism in each module from those of a model."""
   flat = traverse_util.flatten_dict(dict(variables), sep="/")
   arrays: dict[str, dict[str, Any]] = {module: {} for module in modules}
   for path, array in flat.items():
@@ -125,8 +125,8 @@ def extract(
     if separator and module in arrays:
       arrays[module][f"{collection}/{name}"] = array
   return {
-    module: traverse_util.unflatten_dict(own, sep="/")
-    for module, own in arrays.items()
+    module: traverse_util.unflatten_dict(flat_variables, sep="/")
+    for module, flat_variables in arrays.items()
   }
 
 
@@ -143,8 +143,8 @@ def insert(
   flat = traverse_util.flatten_dict(
     dict(variables), sep="/", keep_empty_nodes=True
   )
-  for module, own in mechanisms.items():
-    for name, array in traverse_util.flatten_dict(dict(own), sep="/").items():
+  for module, tree in mechanisms.items():
+    for name, array in traverse_util.flatten_dict(dict(tree), sep="/").items():
       collection, _, rest = name.partition("/")
       path = f"{collection}/{module}/attention/{rest}"
       if path in flat:
@@ -153,7 +153,7 @@ def insert(
 
 
 def valid_positions(batch: Batch, pad_id: int) -> dict[str, Any]:
-  """Masks of the positions without padding, for 'encoder' and 'decoder'."""
+  """Returns masks of positions without padding, for 'encoder' and 'decoder'."""
   masks = {}
   if "source" in batch:
     masks["encoder"] = batch.get("source_mask", batch["source"] != pad_id)
@@ -173,7 +173,7 @@ def _call(
   gates: Mapping[str, Array],
   **call: Any,
 ) -> Array:
-  """Calls a mechanism with the arguments of another one, except for gates.
+  """Calls a mechanism with the arguments of another one, except its gates.
 
   Gates are computed from the inputs with the mechanism's own variables.
   """

@@ -28,23 +28,23 @@ def fit(
 
       loss = Σ_layers ‖out − own‖² / ‖own‖²
 
-  The loss is the squared error of every layer for the queries, keys and values of the
+  The loss is the squared error of each layer for the queries, keys and values of the
   original model, relative to the square of the layer's own output. Layers share no
-  variables, so all are fitted at the same time. The optimizer is Adam with a cosine
+  variables, so all are fitted at the same time. The optimizer is Adam, with cosine
   decay of the learning rate to 0.
 
   Args:
     model: the model with its own mechanisms.
     variables: variables of the model, which do not change.
     attention: the other mechanism.
-    mechanisms: its initial variables in every module.
+    mechanisms: its initial variables in each module.
     batch_of: `step -> batch`.
     steps: number of updates.
     rate: initial learning rate.
     pad_id: id of padding.
 
   Returns:
-    The mechanism's variables in every module.
+    The mechanism's variables in each module.
 
   Cost: a step is a forward pass of the model, and a forward and backward pass of the
     mechanism in every layer.
@@ -53,17 +53,17 @@ def fit(
   """
   optimizer = optax.adam(optax.cosine_decay_schedule(rate, max(steps, 1)))
   trained = {
-    module: own.get("params", {}) for module, own in mechanisms.items()
+    module: tree.get("params", {}) for module, tree in mechanisms.items()
   }
-  fixed = {
-    module: {name: x for name, x in own.items() if name != "params"}
-    for module, own in mechanisms.items()
+  constants = {
+    module: {name: x for name, x in tree.items() if name != "params"}
+    for module, tree in mechanisms.items()
   }
 
   def merge(trained):
     return {
-      module: {**fixed[module], **({"params": own} if own else {})}
-      for module, own in trained.items()
+      module: {**constants[module], **({"params": tree} if tree else {})}
+      for module, tree in trained.items()
     }
 
   def loss(trained, variables, batch):

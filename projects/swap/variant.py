@@ -1,4 +1,4 @@
-"""A model with another mechanism in some of its layers, in memory and as a folder."""
+"""Models with another mechanism in some of their layers, in memory and as folders."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -21,27 +21,27 @@ from projects.swap.substitution import Mechanisms
 def describe(
   source: Source, config: AttentionConfig, modules: Collection[AttentionModule]
 ) -> Description:
-  """The config of the model with a mechanism in some modules.
+  """Returns the config of the model with a mechanism in some modules.
 
   Raises:
     ValueError: the mechanism cannot be used there.
   """
   substitution.check(config.build())
-  swapped = {(module.slot, module.layer) for module in modules}
-  chosen = {}
-  for slot in {module.slot: None for module in source.modules}:
-    layers = source.description.config.layers(slot)
-    chosen[slot] = tuple(
-      config if (slot, layer) in swapped else one
-      for layer, one in enumerate(layers)
+  swapped = {(module.field, module.layer) for module in modules}
+  layers = {}
+  for field in {module.field: None for module in source.modules}:
+    originals = source.description.config.layers(field)
+    layers[field] = tuple(
+      config if (field, i) in swapped else original
+      for i, original in enumerate(originals)
     )
-  return load.with_layers(source.description, chosen)
+  return load.with_layers(source.description, layers)
 
 
 def make(
   source: Source, description: Description, seed: int
 ) -> tuple[Transformer, dict[str, Any]]:
-  """Creates a model and its variables, including random ones of the mechanism.
+  """Creates a model and its variables; those of the mechanism are random.
 
   Raises:
     ValueError: the mechanism does not support the sizes of the model.
@@ -82,7 +82,7 @@ def write(
     mechanisms: its variables in every module.
     folder: the folder to write.
   """
-  # All random variables are replaced, so the seed does not matter.
+  # All random variables are replaced, so any seed will do.
   model, variables = make(source, describe(source, config, modules), 0)
   # Mechanisms in other modules may have variables with the same names.
   swapped = {module.path: mechanisms[module.path] for module in modules}

@@ -1,4 +1,4 @@
-"""Images: a Transformer of patches (ViT, DeiT) and one in stages (Swin, CvT)."""
+"""Images: a Transformer over patches (ViT, DeiT) and one in stages (Swin, CvT)."""
 
 MODELS = {
   "vit": "projects.vision.vit_config:VitConfig",

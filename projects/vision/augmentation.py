@@ -4,22 +4,22 @@ import numpy as np
 
 
 def translate(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-  """Shifts every image by whole pixels and fills with 0.
+  """Shifts each image by whole pixels, and fills with 0.
 
       out[b, y, x] = images[b, y − offsets[b, 0], x − offsets[b, 1]]
 
   Args:
     images: [B, H, W, C].
-    offsets: [B, 2] integers: down and to the right, smaller than H and W.
+    offsets: [B, 2] integers, down and to the right, smaller than H and W.
 
   Returns:
     [B, H, W, C].
   """
   batch_size, height, width, _ = images.shape
-  most = int(np.abs(offsets).max(initial=0))
-  padded = np.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
-  rows = most - offsets[:, :1] + np.arange(height)
-  columns = most - offsets[:, 1:] + np.arange(width)
+  margin = int(np.abs(offsets).max(initial=0))
+  padded = np.pad(images, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+  rows = margin - offsets[:, :1] + np.arange(height)
+  columns = margin - offsets[:, 1:] + np.arange(width)
   return padded[
     np.arange(batch_size)[:, None, None],
     rows[:, :, None],
@@ -27,9 +27,9 @@ def translate(images: np.ndarray, offsets: np.ndarray) -> np.ndarray:
   ]
 
 
-def mirror(images: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-  """Mirrors the images [B, H, W, C] left to right for which `chosen` [B] is True."""
-  return np.where(chosen[:, None, None, None], images[:, :, ::-1], images)
+def mirror(images: np.ndarray, mask: np.ndarray) -> np.ndarray:
+  """Mirrors images [B, H, W, C] left to right where `mask` [B] is True."""
+  return np.where(mask[:, None, None, None], images[:, :, ::-1], images)
 
 
 def augment(

@@ -20,7 +20,7 @@ DEPTHWISE = Layout(
   lambda x, n: [np.moveaxis(x[:, 0], 0, -1)],
   lambda xs: np.moveaxis(xs[0], -1, 0)[:, None],
 )
-"""PyTorch's depth-wise convolution is `[F, 1, …]`, ours `[…, F]`."""
+"""PyTorch's depthwise convolution is `[F, 1, …]`, ours is `[…, F]`."""
 
 
 def describe(
@@ -30,11 +30,11 @@ def describe(
   del names, head
   depths = family.sizes(hf_config, "depth", [1, 2, 10])
   stages = len(depths)
-  last_alone = [False] * (stages - 1) + [True]
-  own = family.value(hf_config, "cls_token", list[bool], last_alone)
-  if len(own) != stages or any(own[:-1]):
+  only_last = [False] * (stages - 1) + [True]
+  has_class = family.value(hf_config, "cls_token", list[bool], only_last)
+  if len(has_class) != stages or any(has_class[:-1]):
     raise ValueError(
-      f"cls_token: expected true only in the last stage, got {own}"
+      f"cls_token: expected true only in the last stage, got {has_class}"
     )
   for name, expected in (
     ("qkv_bias", True),
@@ -57,7 +57,7 @@ def describe(
       f"mlp_ratio: expected {len(features)} numbers, got {ratios}"
     )
   [dropout] = _shared_value(hf_config, "drop_rate", list[float], [0.0] * stages)
-  # Published models accept any image size; files do not have the size of training.
+  # Published models accept images of any size, and files do not have that of training.
   side = family.size(hf_config, "image_size", 224)
   config = PyramidConfig(
     depths=depths,
@@ -71,7 +71,7 @@ def describe(
     patch_padding=family.sizes(hf_config, "patch_padding", [2, 1, 1], least=0),
     scale_by_features=True,
     convolution=kernel,
-    class_token=bool(own[-1]),
+    class_token=bool(has_class[-1]),
     dropout_rate=dropout,
     image_shape=(side, side, family.size(hf_config, "num_channels", 3)),
     encoder_attention=AttentionConfig("strided_2d", {"stride": stride}),
@@ -83,10 +83,10 @@ def describe(
 def _shared_value(
   hf_config: Mapping[str, Any], name: str, kind: Any, default: Sequence[Any]
 ) -> set[Any]:
-  """Returns the value that all stages share.
+  """Returns a set of the one value that all stages share.
 
   Raises:
-    ValueError: the stages differ.
+    ValueError: the stages have different values.
   """
   values = family.value(hf_config, name, kind, default)
   if len(values) != len(default) or len(set(values)) != 1:
@@ -103,11 +103,12 @@ def _rows(config: PyramidConfig) -> Iterator[Row]:
   last = f"cvt.encoder.stages.{len(config.depths) - 1}"
   yield Row(f"{last}.cls_token", ("params/class_token",), TOKEN)
   for theirs, ours in blocks(config, _BLOCK):
-    attention, slot = f"{theirs}.attention.attention", f"{ours}/self_attention"
+    attention = f"{theirs}.attention.attention"
+    module = f"{ours}/self_attention"
     for name in ("query", "key", "value"):
       convolution = f"{attention}.convolution_projection_{name}"
       convolution = f"{convolution}.convolution_projection"
-      path = f"{slot}/{name}_convolution"
+      path = f"{module}/{name}_convolution"
       yield Row(
         f"{convolution}.convolution.weight",
         (f"params/{path}/convolution/kernel",),
@@ -117,16 +118,18 @@ def _rows(config: PyramidConfig) -> Iterator[Row]:
         f"{convolution}.normalization", f"{path}/norm"
       )
       yield from family.linear(
-        f"{attention}.projection_{name}", f"{slot}/{name}"
+        f"{attention}.projection_{name}", f"{module}/{name}"
       )
-    yield from family.linear(f"{theirs}.attention.output.dense", f"{slot}/out")
+    yield from family.linear(
+      f"{theirs}.attention.output.dense", f"{module}/out"
+    )
     yield from block_rows(theirs, ours)
   yield from family.norm("layernorm", "encoder_norm")
   yield from family.linear("classifier", "classes")
 
 
 def _buffers(config: PyramidConfig) -> dict[str, np.ndarray]:
-  """PyTorch's counters of the batches in its batch norms."""
+  """Returns PyTorch's batch counters of batch norms."""
   return {
     f"{theirs}.attention.attention.convolution_projection_{name}"
     ".convolution_projection.normalization.num_batches_tracked": np.zeros(
@@ -146,9 +149,9 @@ def to_json(description: Description) -> dict[str, Any]:
   config = description.config
   stages = len(config.depths)
   strides = {
-    one.options.get("stride", 2)
-    for one in config.layers("encoder_attention")
-    if one.name == "strided_2d"
+    layer.options.get("stride", 2)
+    for layer in config.layers("encoder_attention")
+    if layer.name == "strided_2d"
   }
   for field, condition, expected in (
     ("image_shape", len({*config.image_shape[:2]}) == 1, "square images"),
@@ -162,7 +165,7 @@ def to_json(description: Description) -> dict[str, Any]:
         f"{field}: cvt has {expected}, got {getattr(config, field)}"
       )
   patches = [config.patches(stage) for stage in range(stages)]
-  size, stride, padding = ([*one] for one in zip(*patches, strict=True))
+  size, stride, padding = (list(x) for x in zip(*patches, strict=True))
   kernel = config.convolution or 0
   return {
     "model_type": "cvt",
@@ -172,8 +175,8 @@ def to_json(description: Description) -> dict[str, Any]:
     "num_heads": list(config.num_heads),
     "embed_dim": list(config.features),
     "mlp_ratio": [
-      wide / features
-      for wide, features in zip(
+      mlp_width / features
+      for mlp_width, features in zip(
         config.mlp_features, config.features, strict=True
       )
     ],

@@ -13,13 +13,13 @@ import tasks
 from tasks.base import Batch
 
 
-class Distilled:
+class DistillationTask:
   """A task of images whose batches also have a teacher's labels.
 
   'targets' and 'weights' are [B, 2]: the true label for the head of [CLS], and for the
   head of the distillation token the label that the teacher predicts for the same
-  augmented image (hard distillation). Held-out batches have the true label twice.
-  Everything else is as in the original task.
+  augmented image (hard distillation). Held-out batches have the true label twice. The
+  rest is that of the original task.
 
   Paper: DeiT, section 4, arXiv:2012.12877.
   """
@@ -41,21 +41,21 @@ class Distilled:
     return getattr(self._task, name)
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-    """The batch of a step, with the teacher's label as second target."""
+    """Returns the batch of a step, with the teacher's label as second target."""
     batch = self._task.train_batch(step, rows)
     return _with_two_targets(
       batch, self._teacher_labels(batch["image"])[:, None]
     )
 
   def eval_batches(self, split: str) -> Iterator[Batch]:
-    """Held-out batches, with the true label for both heads."""
+    """Yields held-out batches, with the true label for both heads."""
     for batch in self._task.eval_batches(split):
       yield _with_two_targets(batch, batch["targets"])
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """The task's metrics, of the mean of both heads."""
+    """Computes the sums of the task's metrics for the mean of both heads."""
     first = {name: batch[name][:, :1] for name in ("targets", "weights")}
     return self._task.metric_sums(
       logits.mean(axis=1, keepdims=True), {**batch, **first}
@@ -95,7 +95,7 @@ def with_teacher(task: tasks.Task, folder: str) -> Any:
       f"config.model.teacher: expected the {task.target_vocab_size} classes of the "
       f"task, got {classes} in {folder}"
     )
-  return Distilled(task, teacher)
+  return DistillationTask(task, teacher)
 
 
 def _with_two_targets(batch: Batch, second: np.ndarray) -> Batch:

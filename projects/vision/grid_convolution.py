@@ -1,4 +1,4 @@
-"""Attention whose projections include a convolution over a grid (CvT)."""
+"""Attention with convolutions over a grid before its projections (CvT)."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ from models.multi_head_attention import MultiHeadAttention
 class GridConvolution(nn.Module):
   """BN(x * k): a depthwise convolution over a grid, and batch norm.
 
-  In training the mean and variance of a channel are those of all tokens of the batch,
-  and the running statistics move a tenth of the way towards them; otherwise the running
-  statistics are used. Tokens before the grid stay unchanged.
+  In training, the mean and variance of a channel are those of all tokens of the batch,
+  and the running statistics move a tenth of the way towards them; in evaluation, the
+  running statistics are used. Tokens before the grid are not changed.
 
   Attributes:
     size: side of the kernel.
@@ -51,7 +51,7 @@ class GridConvolution(nn.Module):
       axis_name: axis of a `pmap` whose devices share the rows of one batch.
     """
     (rows, columns), features = grid, x.shape[2]
-    own, x = x[:, : -rows * columns], x[:, -rows * columns :]
+    special, x = x[:, : -rows * columns], x[:, -rows * columns :]
     x = x.reshape(len(x), rows, columns, features)
     sides = (self.size, self.size)
     x = Depthwise(sides, self.dtype, self.param_dtype, name="convolution")(x)
@@ -60,10 +60,10 @@ class GridConvolution(nn.Module):
       deterministic=deterministic,
       axis_name=axis_name,
     )
-    return jnp.concatenate([own, x], axis=1)
+    return jnp.concatenate([special, x], axis=1)
 
 
-class ConvolvedAttention(MultiHeadAttention):
+class ConvolutionalAttention(MultiHeadAttention):
   """Convolves the grid of tokens before each projection.
 
   Attributes:
@@ -90,7 +90,7 @@ class ConvolvedAttention(MultiHeadAttention):
     deterministic: bool,
     call: dict[str, Any],
   ) -> dict[str, Float[Array, "B T F"]]:
-    """Convolved inputs; `call` has `grid` and `axis_name` of the convolutions."""
+    """Convolves the inputs; `call` has `grid` and `axis_name` of the convolutions."""
     del positions
     options = {"deterministic": deterministic}
     options["axis_name"] = call.pop("axis_name", None)
@@ -102,7 +102,7 @@ class ConvolvedAttention(MultiHeadAttention):
     }
 
 
-class ConvolvedBlock(Block):
+class ConvolutionalBlock(Block):
   """A layer whose self-attention convolves the inputs of its projections.
 
   Attributes:
@@ -126,7 +126,7 @@ class ConvolvedBlock(Block):
       mechanism,
       max_length,
       config,
-      ConvolvedAttention,
+      ConvolutionalAttention,
       convolution=self.convolution,
       **options,
     )

@@ -1,4 +1,4 @@
-"""Attention of an image model, drawn over the image that it reads."""
+"""Pictures of the attention of an image model, over its input image."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import math
@@ -17,7 +17,7 @@ from training.pictures.overlay import Panel, draw_panels, rollout
 
 
 def layer_grids(model: Any, shape: Sequence[int]) -> list[tuple[int, int]]:
-  """Rows and columns of the tokens of every layer.
+  """Returns the rows and columns of the tokens of each layer.
 
   Args:
     model: an image model.
@@ -48,7 +48,7 @@ def parse_query(
     Row and column; None for [CLS].
 
   Raises:
-    ValueError: there is no such patch, or the image is smaller than a patch.
+    ValueError: the image has no such patch, or is smaller than a patch.
   """
   if not isinstance(model.config, PyramidConfig):
     check_images(tuple(shape), model.config.patch_size, model.image_shape[2])
@@ -68,12 +68,12 @@ def parse_query(
 def labels(
   model: Any, count: int, shape: Sequence[int] | None = None
 ) -> list[str]:
-  """'[CLS]' and the row and column of every patch.
+  """Returns '[CLS]', and the row and column of each patch.
 
   Args:
     model: an image model.
     count: number of tokens.
-    shape: shape of the image, `[H, W, C]`; default: that of the model.
+    shape: shape of the image, `[H, W, C]`; None is that of the model.
   """
   shape = tuple(shape or model.image_shape)
   rows, columns = min(
@@ -94,9 +94,9 @@ def draw_on_image(
 ) -> None:
   """Draws the attention of one token, one panel per layer, and its rollout.
 
-  In a model with stages, the token of a layer is the one that covers the patch; there is
-  no rollout, because the grids of the layers differ. Borders of two-dimensional windows
-  are drawn.
+  In a model with stages, the token of a layer is the one that covers the patch, and
+  there is no rollout, because the grids of the layers differ. Borders of
+  two-dimensional windows are drawn.
 
   Args:
     path: a .png file.
@@ -116,22 +116,23 @@ def draw_on_image(
   mechanisms = model.config.layers("encoder_attention")
   panels = []
   for i, (weights, grid) in enumerate(zip(layers, grids, strict=True)):
-    own = weights.shape[-1] - math.prod(grid)
-    token = _token(query, grids[0], grid, own)
-    seen = np.maximum(weights.mean(0)[token], 0)[own:].reshape(grid)
+    num_special = weights.shape[-1] - math.prod(grid)
+    token = _token(query, grids[0], grid, num_special)
+    row = np.maximum(weights.mean(0)[token], 0)[num_special:].reshape(grid)
     side = _side(model, image.shape, grid)
     borders = _borders(mechanisms[i], grid, side)
-    panels.append(Panel(f"layer {i + 1}", seen, side, borders))
+    panels.append(Panel(f"layer {i + 1}", row, side, borders))
   if len(set(grids)) == 1:
-    own = layers[0].shape[-1] - rows * columns
-    seen = rollout(layers)[_token(query, grids[0], grids[0], own)]
+    num_special = layers[0].shape[-1] - rows * columns
+    row = rollout(layers)[_token(query, grids[0], grids[0], num_special)]
     side = _side(model, image.shape, grids[0])
-    panels.append(Panel("rolled out", seen[own:].reshape(grids[0]), side))
-  has_own = layers[-1].shape[-1] > math.prod(grids[-1])
-  name = "[CLS]" if has_own else f"{rows // 2},{columns // 2}"
+    row = row[num_special:].reshape(grids[0])
+    panels.append(Panel("rolled out", row, side))
+  has_class = layers[-1].shape[-1] > math.prod(grids[-1])
+  name = "[CLS]" if has_class else f"{rows // 2},{columns // 2}"
   if query is not None:
     name = f"{query[0]},{query[1]}"
-  names = " + ".join(dict.fromkeys(one.name for one in mechanisms))
+  names = " + ".join(dict.fromkeys(config.name for config in mechanisms))
   heading = f"attention of {name}, mean over heads: {names}"
   draw_panels(path, image, panels, heading)
 
@@ -139,7 +140,7 @@ def draw_on_image(
 def _side(
   model: Any, shape: Sequence[int], grid: tuple[int, int]
 ) -> tuple[int, int]:
-  """Height and width in pixels of a token of a layer."""
+  """Returns the height and width in pixels of a token of a layer."""
   size = model.config.patch_size
   if isinstance(size, int):
     return size, size
@@ -150,17 +151,17 @@ def _token(
   query: tuple[int, int] | None,
   first: tuple[int, int],
   grid: tuple[int, int],
-  own: int,
+  num_special: int,
 ) -> int:
-  """The token of a layer for a patch of the first layer."""
-  if query is None and own:
+  """Returns the token of a layer for a patch of the first layer."""
+  if query is None and num_special:
     return 0
   query = query or (first[0] // 2, first[1] // 2)
   row, column = (
     coordinate * size // total
     for coordinate, size, total in zip(query, grid, first, strict=True)
   )
-  return own + row * grid[1] + column
+  return num_special + row * grid[1] + column
 
 
 def _borders(
@@ -168,7 +169,7 @@ def _borders(
   grid: tuple[int, int],
   side: tuple[int, int],
 ) -> tuple[list[int], list[int]]:
-  """Rows and columns of pixels between two-dimensional windows."""
+  """Returns the rows and columns of pixels between two-dimensional windows."""
   options = mechanism.options
   window, shift = options.get("window", 7), options.get("shift", 0)
   if mechanism.name != "window_2d" or min(grid) <= window:
@@ -180,11 +181,11 @@ def _borders(
   return rows, columns
 
 
-class ReadsImages:
+class ImageModel:
   """Shared methods of image models: their batches, and pictures of attention.
 
-  A map is drawn over the image, by `training.pictures.attention_maps` and
-  `training.commands.draw_attention`.
+  `training.pictures.attention_maps` and `training.commands.draw_attention` call the
+  methods that draw.
   """
 
   image_shape: tuple[int, int, int]
@@ -193,11 +194,11 @@ class ReadsImages:
   def arguments(
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[jax.Array], dict[str, Any]]:
-    """The inputs that a call takes from a batch: arguments, and options by name."""
+    """Returns the positional and keyword arguments of a call on a batch."""
     return (jnp.asarray(batch["image"]),), {}
 
   def example(self) -> dict[str, np.ndarray]:
-    """A batch from which `initialize` reads the shapes."""
+    """Returns a batch whose shapes `initialize` uses."""
     return {"image": np.zeros((1, *self.image_shape), np.float32)}
 
   def draw_attention(
@@ -230,5 +231,5 @@ class ReadsImages:
   ) -> None:
     """Draws the attention of the patch `query`, or of [CLS], to an image file."""
     image = run.task.read(file)[None]
-    chosen = parse_query(self, image.shape, query)
-    draw_on_image(path, self, variables, {"image": image}, chosen)
+    patch = parse_query(self, image.shape, query)
+    draw_on_image(path, self, variables, {"image": image}, patch)

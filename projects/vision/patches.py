@@ -1,4 +1,4 @@
-"""Images as sequences: one token per patch, after special tokens."""
+"""Converts images to sequences: special tokens, then one token per patch."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ class Patches(nn.Module):
 
   @nn.compact
   def __call__(self, images: Float[Array, "B H W C"]) -> Float[Array, "B T F"]:
-    """Tokens `[B, 1 + patches, F]`, or one more with a distillation token.
+    """Returns `[B, 1 + patches, F]`, or one token more with `distillation`.
 
     Raises:
       ValueError: the images have another number of channels, or are smaller than a
@@ -59,21 +59,21 @@ class Patches(nn.Module):
       token = self.param(name, normal, (config.features,), config.param_dtype)
       token = jnp.broadcast_to(token.astype(x.dtype), (len(x), 1, *token.shape))
       x = jnp.concatenate([token, x], axis=1)
-    own = len(names)
+    num_special = len(names)
     if config.position == "learned":
-      learned = config.grid(self.image_shape)
-      shape = (own + math.prod(learned), config.features)
+      table_grid = config.grid(self.image_shape)
+      shape = (num_special + math.prod(table_grid), config.features)
       table = self.param("positions", normal, shape, config.param_dtype)
-      if grid != learned:
-        positions = table[own:].reshape(*learned, -1)
+      if grid != table_grid:
+        positions = table[num_special:].reshape(*table_grid, -1)
         positions = resize_bicubic(positions, grid).reshape(math.prod(grid), -1)
-        table = jnp.concatenate([table[:own], positions])
+        table = jnp.concatenate([table[:num_special], positions])
       x = x + table.astype(x.dtype)[None]
     return x
 
 
 def image_shape(config: Any, sizes: Sizes) -> tuple[int, int, int]:
-  """Height, width and channels of the images of a model.
+  """Returns the height, width and channels of the images of a model.
 
   Raises:
     ValueError: the task has no images, or they have another number of channels.
@@ -83,21 +83,22 @@ def image_shape(config: Any, sizes: Sizes) -> tuple[int, int, int]:
     raise ValueError(
       f"kind: '{config.kind}' reads images; expected a task with images"
     )
-  own = config.image_shape or shape
-  if own[2] != shape[2]:
+  model_shape = config.image_shape or shape
+  if model_shape[2] != shape[2]:
     raise ValueError(
-      f"image_shape: expected the {shape[2]} channels of the task, got {own[2]}"
+      f"image_shape: expected the {shape[2]} channels of the task, got "
+      f"{model_shape[2]}"
     )
-  return own
+  return model_shape
 
 
 def resize_bicubic(
   table: Float[Array, "H W F"], grid: tuple[int, int]
 ) -> Float[Array, "R C F"]:
-  """Resamples a table from one grid to another, with pixels as squares.
+  """Resamples a table from one grid to another, with half-pixel centers.
 
-  Uses Keys' cubic kernel with a = −0.75, repeated edges, and no antialiasing, as
-  PyTorch's `interpolate(mode='bicubic')` does. (`jax.image.resize` has a = −0.5.)
+  Uses Keys' cubic kernel with a = −0.75, repeated edges, and no antialiasing, like
+  PyTorch's `interpolate(mode='bicubic')`. (`jax.image.resize` has a = −0.5.)
 
   Args:
     table: `[H, W, F]`.
@@ -112,16 +113,17 @@ def resize_bicubic(
   return jnp.einsum("RH,CW,HWF->RCF", rows, columns, table)
 
 
-def _cubic_weights(size: int, wanted: int) -> np.ndarray:
-  """`[wanted, size]`: the weight of each old position in each new one."""
+def _cubic_weights(size: int, new_size: int) -> np.ndarray:
+  """Returns `[new_size, size]`, the weight of each old position in each new one."""
   a = -0.75
-  centre = (np.arange(wanted) + 0.5) * size / wanted - 0.5
+  centre = (np.arange(new_size) + 0.5) * size / new_size - 0.5
   first = np.floor(centre).astype(int)
-  weights = np.zeros((wanted, size))
+  weights = np.zeros((new_size, size))
   for offset in range(-1, 3):
     x = np.abs(centre - (first + offset))
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     source = np.clip(first + offset, 0, size - 1)
-    np.add.at(weights, (np.arange(wanted), source), np.where(x <= 1, near, far))
+    values = np.where(x <= 1, near, far)
+    np.add.at(weights, (np.arange(new_size), source), values)
   return weights

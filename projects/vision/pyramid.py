@@ -1,4 +1,4 @@
-"""An image encoder in stages, each with fewer and wider tokens."""
+"""An image encoder in stages, in which tokens become fewer and wider."""
 
 from collections.abc import Callable
 import dataclasses
@@ -17,8 +17,8 @@ from models.kind import Sizes
 from models.mechanism_variables import variable_shapes
 from models.multi_head_attention import apply_mechanism
 from models.published.family import Description
-from projects.vision.grid_convolution import ConvolvedBlock
-from projects.vision.maps import ReadsImages
+from projects.vision.grid_convolution import ConvolutionalBlock
+from projects.vision.maps import ImageModel
 from projects.vision.patches import image_shape
 from projects.vision.pyramid_config import PyramidConfig
 
@@ -41,10 +41,10 @@ class PatchConvolution(nn.Module):
   def __call__(
     self, grid: Float[Array, "B H W C"], rows: int, columns: int
   ) -> Float[Array, "B R S F"]:
-    """The coarser grid, of `rows` and `columns`."""
+    """Returns the coarser grid, with `rows` and `columns`."""
     stage = self.config.stage(self.number)
     size, stride, padding = self.config.patches(self.number)
-    # Pads with zeros at the bottom and right to whole patches.
+    # Zeros at the bottom and right complete the last patches.
     ends = [
       max((count - 1) * stride + size - side - padding, 0)
       for count, side in zip((rows, columns), grid.shape[1:3], strict=True)
@@ -61,15 +61,15 @@ class PatchConvolution(nn.Module):
     return stage.make_norm(name="norm")(patches[:, :rows, :columns])
 
 
-class Merging(nn.Module):
-  """norm([x₀₀; x₁₀; x₀₁; x₁₁]) · W: 2 × 2 neighbours become one token.
+class PatchMerging(nn.Module):
+  """norm([x₀₀; x₁₀; x₀₁; x₁₁]) · W: merges 2 × 2 neighbours into one token.
 
   Indices of neighbours are (row, column); a grid with an odd side is padded with zeros.
   W is `[4F, 2F]`, without a bias.
 
   Attributes:
     config: config of the model.
-    number: number of the stage that it starts.
+    number: number of the stage after it.
 
   Paper: Swin transformer, section 3.1, arXiv:2103.14030.
   """
@@ -81,7 +81,7 @@ class Merging(nn.Module):
   def __call__(
     self, grid: Float[Array, "B H W F"], rows: int, columns: int
   ) -> Float[Array, "B R S G"]:
-    """The coarser grid, of `rows` and `columns`."""
+    """Returns the coarser grid, with `rows` and `columns`."""
     stage = self.config.stage(self.number)
     height, width = grid.shape[1:3]
     grid = jnp.pad(
@@ -100,8 +100,8 @@ class Merging(nn.Module):
     )(x)
 
 
-class Pyramid(ReadsImages, nn.Module):
-  """Images to logits of classes.
+class Pyramid(ImageModel, nn.Module):
+  """Maps images to logits of classes.
 
   Attributes:
     config: config of the model.
@@ -119,7 +119,7 @@ class Pyramid(ReadsImages, nn.Module):
 
   @nn.nowrap
   def as_published(self, variables):
-    """The description and the variables of the model in a published family."""
+    """Returns the model's description and variables in a published family."""
     config = dataclasses.replace(self.config, image_shape=self.image_shape)
     shapes = {"image": self.image_shape}
     description = Description(config, 0, self.target_vocab_size, 0, shapes)
@@ -133,17 +133,17 @@ class Pyramid(ReadsImages, nn.Module):
     deterministic: bool = True,
     axis_name: str | None = None,
   ) -> Float[Array, "B 1 V"]:
-    """Logits of the class of every image.
+    """Computes the logits of the class of each image.
 
     Args:
       images: `[B, H, W, C]`; the size may differ from `image_shape` if no mechanism has
         variables per position.
-      deterministic: no dropout, and running statistics in batch norm; otherwise
-        the rng 'dropout' is needed if there is dropout.
+      deterministic: whether dropout is off and batch norm uses running statistics;
+        otherwise the rng 'dropout' is needed if there is dropout.
       axis_name: axis of a `pmap` whose devices share the rows of one batch.
 
     Returns:
-      `[B, 1, V]` float32, or float64 if the config's dtype is float64.
+      `[B, 1, V]` float32, or float64 with dtype 'float64'.
 
     Raises:
       ValueError: the images have another number of channels, or are too small.
@@ -158,7 +158,7 @@ class Pyramid(ReadsImages, nn.Module):
     x, layers = grid, itertools.count()
     for number, (rows, columns) in enumerate(config.grids(*images.shape[1:3])):
       stage = config.stage(number)
-      patches = Merging if number and config.merges else PatchConvolution
+      patches = PatchMerging if number and config.merges else PatchConvolution
       patches = patches(config, number, name=f"patches_{number}")
       grid = dropout(patches(grid, rows, columns))
       x = grid.reshape(len(grid), rows * columns, stage.features)
@@ -174,7 +174,7 @@ class Pyramid(ReadsImages, nn.Module):
         if config.convolution is None:
           block = Block(stage, mechanism, tokens, attend=self.attend, name=name)
         else:
-          block = ConvolvedBlock(
+          block = ConvolutionalBlock(
             stage,
             mechanism,
             tokens,
@@ -214,7 +214,7 @@ class Pyramid(ReadsImages, nn.Module):
 
 
 def create(config: PyramidConfig, sizes: Sizes) -> Pyramid:
-  """Creates the model for a task's sizes; computes nothing.
+  """Creates the model for a task's sizes, without computing anything.
 
   Raises:
     ValueError: the task has no images, the patches do not fit into them, or a
@@ -246,8 +246,10 @@ def _check_length(mechanism: Attention, dims: Dims) -> None:
   inputs = jax.ShapeDtypeStruct((*shape[:2], dims.features), jnp.float32)
   has_key = not {"shared_qk", "own_keys"} & mechanism.supports
 
-  def attend(own, x, inputs):
-    gates = {} if mechanism.gates is None else mechanism.gates(own, inputs)
-    return mechanism.apply(own, x, x if has_key else None, x, **gates)
+  def attend(variables, x, inputs):
+    gates = {}
+    if mechanism.gates is not None:
+      gates = mechanism.gates(variables, inputs)
+    return mechanism.apply(variables, x, x if has_key else None, x, **gates)
 
   jax.eval_shape(attend, variables, x, inputs)

@@ -21,28 +21,28 @@ from settings.fields import Count, Rate, Whole, check, checked
 
 @checked
 class PyramidConfig(AttentionFields):
-  """An encoder whose grid of tokens gets coarser and wider, stage by stage.
+  """An encoder whose tokens become fewer and wider from stage to stage.
 
-  With one `patch_size`, only the first stage embeds patches, and each later stage merges
-  the 2 × 2 neighbours of the previous one (Swin). With one `patch_size` per stage, each
-  stage embeds patches of the previous one by a convolution (CvT). Layers are pre-norm,
-  without position encodings.
+  With one `patch_size`, only the first stage embeds patches, and each later stage
+  merges 2 × 2 neighbours of the previous stage (Swin). With one `patch_size` per stage,
+  each stage embeds patches of the previous stage by a convolution (CvT). Layers are
+  pre-norm, without position encodings.
 
   Attributes:
     kind: 'pyramid'.
-    depths: number of layers of every stage.
-    num_heads: N of every stage.
-    features: F of every stage.
-    mlp_features: inner width of the feed-forward layers of every stage.
-    patch_size: side of the patches, of the first stage or of every stage.
-    patch_stride: distance between patches; None means `patch_size`, with the last
-      patches padded by zeros.
-    patch_padding: zeros around the input of patches; None means 0.
+    depths: number of layers of each stage.
+    num_heads: N of each stage.
+    features: F of each stage.
+    mlp_features: hidden width of the feed-forward layers of each stage.
+    patch_size: side of the patches, of the first stage or of each stage.
+    patch_stride: stride of the patches; None means `patch_size`, with zeros that
+      complete the last patches.
+    patch_padding: number of zeros at each edge of the input of patches; None means 0.
     activation: activation of the feed-forward layers, as in `ModelConfig`.
     attention_bias: whether the projections of attention modules have biases.
-    scale_by_features: divides attention logits by √F instead of √H (CvT).
-    convolution: side of depth-wise convolutions with batch norm before query,
-      key and value (CvT); None means no convolutions.
+    scale_by_features: whether attention logits are divided by √F instead of √H (CvT).
+    convolution: side of the depthwise convolutions with batch norm before query, key
+      and value (CvT); None means no convolutions.
     class_token: whether the last stage has a token [CLS] for the class (CvT);
       otherwise the mean of all tokens is used (Swin).
     norm_epsilon: number that a norm adds to the variance.
@@ -50,12 +50,12 @@ class PyramidConfig(AttentionFields):
     attention_dropout_rate: rate of dropout of attention weights.
     image_shape: height, width and channels of the images, if they differ from those
       of the task.
-    dtype: dtype of activations; logits and softmax are float32, or float64 if this is
-      float64.
+    dtype: dtype of activations; logits and softmax are float32, or float64 with dtype
+      'float64'.
     param_dtype: dtype of parameters.
-    encoder_attention: the mechanism of every layer, or a list that the layers of a
-      stage cycle through; None is dense. A mechanism with an option `grid` gets the
-      grid of its stage.
+    encoder_attention: mechanism of all layers, or several that the layers of a stage
+      take in turn; None is dense. A mechanism with an option `grid` gets the grid of
+      its stage.
 
   Papers: Swin transformer, arXiv:2103.14030; CvT, arXiv:2103.15808.
   """
@@ -119,20 +119,22 @@ class PyramidConfig(AttentionFields):
 
   @property
   def merges(self) -> bool:
-    """Whether stages merge neighbours instead of embedding patches of them."""
+    """Whether stages merge neighbours instead of embedding patches."""
     return len(self.patch_size) == 1 < len(self.depths)
 
   def layers(self, field: str) -> tuple[AttentionConfig, ...]:
-    """The mechanism of every layer, stage by stage."""
-    chosen = self.attentions[field]
+    """The mechanism of each layer, stage by stage."""
+    mechanisms = self.attentions[field]
     return tuple(
-      chosen[i % len(chosen)] for depth in self.depths for i in range(depth)
+      mechanisms[i % len(mechanisms)]
+      for depth in self.depths
+      for i in range(depth)
     )
 
   def stage(self, number: int) -> ModelConfig:
-    """The settings of the layers of a stage, as an encoder of its width.
+    """The config of the layers of a stage, as an encoder of its width.
 
-    `num_layers` is that of all stages, because it determines the initial scale of layers.
+    `num_layers` is that of all stages, because initial values depend on it.
     """
     features = self.features[number]
     return ModelConfig(
@@ -157,7 +159,7 @@ class PyramidConfig(AttentionFields):
     )
 
   def grids(self, height: int, width: int) -> list[tuple[int, int]]:
-    """Rows and columns of tokens in every stage, for images of a size.
+    """Returns the rows and columns of tokens in each stage, for an image size.
 
     Raises:
       ValueError: the images are too small for the patches.
@@ -185,26 +187,25 @@ class PyramidConfig(AttentionFields):
     return grids
 
   def patches(self, number: int) -> tuple[int, int, int]:
-    """Side, stride and padding of the patches of a stage."""
+    """Returns the side, stride and padding of the patches of a stage."""
     size = self.patch_size[number]
     stride = self.patch_stride[number] if self.patch_stride else size
     return size, stride, self.patch_padding[number] if self.patch_padding else 0
 
   def mechanism(self, number: int, layer: int, grid: Any) -> AttentionConfig:
     """The mechanism of a layer of a stage, with the grid if it has that option."""
-    chosen = self.attentions["encoder_attention"]
-    one = chosen[layer % len(chosen)]
-    has_grid = "grid" in inspect.signature(mechanisms.find(one.name)).parameters
-    if not has_grid or one.options.get("grid") is not None:
-      return one
-    return AttentionConfig(one.name, {**one.options, "grid": grid})
+    configs = self.attentions["encoder_attention"]
+    config = configs[layer % len(configs)]
+    factory = mechanisms.find(config.name)
+    has_grid = "grid" in inspect.signature(factory).parameters
+    if not has_grid or config.options.get("grid") is not None:
+      return config
+    return AttentionConfig(config.name, {**config.options, "grid": grid})
 
   def tokens(self, number: int, grid: tuple[int, int]) -> int:
     """T of a stage."""
-    return math.prod(grid) + self._own(number)
-
-  def _own(self, number: int) -> int:
-    return int(self.class_token and number == len(self.depths) - 1)
+    is_last = number == len(self.depths) - 1
+    return math.prod(grid) + int(self.class_token and is_last)
 
   def _check_lists(self):
     stages = len(self.depths)

@@ -1,4 +1,4 @@
-"""The three sources of images behind one interface: `Images`."""
+"""Three sources of images with one interface, `Images`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 import pathlib
@@ -29,13 +29,13 @@ class Images(NamedTuple):
 
   Attributes:
     names: names of the classes; a label is an index into them.
-    brightest: the largest possible value of a pixel.
+    max_value: the largest possible value of a pixel.
     train: training images, at least one.
     validation: held-out images, at least one.
   """
 
   names: Sequence[str]
-  brightest: int
+  max_value: int
   train: Split
   validation: Split
 
@@ -54,7 +54,7 @@ def read(config: ImageConfig) -> Images:
 
 
 def held_out_mask(labels: np.ndarray, share: float) -> np.ndarray:
-  """Chooses a share of every class, at least one and not all of its images.
+  """Chooses a share of each class, at least one image but not all.
 
   The choice depends only on the number of images of the class.
 
@@ -75,7 +75,7 @@ def held_out_mask(labels: np.ndarray, share: float) -> np.ndarray:
 
 
 def _split(
-  names: Sequence[str], brightest: int, split: Split, share: float, where: str
+  names: Sequence[str], max_value: int, split: Split, share: float, where: str
 ) -> Images:
   """Divides the images of a source that has no splits."""
   for label, name in enumerate(names):
@@ -87,10 +87,10 @@ def _split(
       )
   is_held_out = held_out_mask(split.labels, share)
   train, validation = (
-    Split(split.images[chosen], split.labels[chosen])
-    for chosen in (~is_held_out, is_held_out)
+    Split(split.images[mask], split.labels[mask])
+    for mask in (~is_held_out, is_held_out)
   )
-  return Images(names, brightest, train, validation)
+  return Images(names, max_value, train, validation)
 
 
 def _digits(share: float) -> Images:
@@ -148,7 +148,7 @@ def _named(config: ImageConfig) -> Images:
     instead=f"task.source={DIGITS} or {FOLDER}",
     field="source",
   )
-  other = catalog.held_out_split(builder, name, "source")
+  held_out = catalog.held_out_split(builder, name, "source")
   names = getattr(builder.info.features["label"], "names", None)
   if not names or len(names) < 2:
     raise DataError(
@@ -165,11 +165,11 @@ def _named(config: ImageConfig) -> Images:
     )
 
   train = read_split("train")
-  if other is None:
+  if held_out is None:
     return _split(names, 255, train, config.held_out, f"task.source: {name}")
-  validation = read_split(other)
+  validation = read_split(held_out)
   shapes = validation.images.shape[1:], train.images.shape[1:]
-  _check_shape(*shapes, f"{name} {other}", ", as in train")
+  _check_shape(*shapes, f"{name} {held_out}", ", as in train")
   return Images(names, 255, train, validation)
 
 
@@ -195,7 +195,7 @@ def _stack(
   Args:
     images: label, content and name of each image.
     count: number of images.
-    field: the config field that names their source, for messages.
+    field: the config field with the source, for messages.
     where: name of the source, for messages.
   """
   stacked, labels, first = None, np.zeros(count, np.int32), ""

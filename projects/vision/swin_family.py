@@ -16,7 +16,7 @@ from projects.vision.vit_family import PIXELS, patch_rows
 
 _BLOCK = "swin.encoder.layers.{stage}.blocks.{layer}"
 
-_HIDDEN = -100.0
+_MASKED_LOGIT = -100.0
 """The number that published models add to masked logits."""
 
 
@@ -39,7 +39,7 @@ def describe(
   windows = [
     AttentionConfig(
       "window_2d",
-      {"window": window, "shift": shift, "hidden_logit": _HIDDEN},
+      {"window": window, "shift": shift, "hidden_logit": _MASKED_LOGIT},
     )
     for shift in (0, window // 2)
   ]
@@ -47,7 +47,7 @@ def describe(
     depths=depths,
     num_heads=family.sizes(hf_config, "num_heads", [3, 6, 12, 24]),
     features=features,
-    mlp_features=tuple(int(ratio * one) for one in features),
+    mlp_features=tuple(int(ratio * width) for width in features),
     patch_size=(patch,),
     activation=family.activation(hf_config, "hidden_act", "gelu"),
     dropout_rate=family.number(hf_config, "hidden_dropout_prob", 0.0),
@@ -65,7 +65,7 @@ def describe(
 
 
 def block_rows(theirs: str, ours: str) -> Iterator[Row]:
-  """The norms and the feed-forward layer of a block."""
+  """Yields the rows of the norms and the feed-forward layer of a block."""
   yield from family.norm(
     f"{theirs}.layernorm_before", f"{ours}/self_attention_norm"
   )
@@ -75,7 +75,7 @@ def block_rows(theirs: str, ours: str) -> Iterator[Row]:
 
 
 def blocks(config: PyramidConfig, theirs: str) -> Iterator[tuple[str, str]]:
-  """Yields the name of every block in published tensors and in this library."""
+  """Yields the name of each block in published tensors and in this library."""
   ours = itertools.count()
   for stage, depth in enumerate(config.depths):
     for layer in range(depth):
@@ -88,14 +88,14 @@ def _rows(config: PyramidConfig) -> Iterator[Row]:
   yield from patch_rows(projection, "patches_0")
   yield from family.norm(f"{embeddings}.norm", "patches_0/norm")
   for theirs, ours in blocks(config, _BLOCK):
-    attention, slot = f"{theirs}.attention", f"{ours}/self_attention"
+    attention, module = f"{theirs}.attention", f"{ours}/self_attention"
     for name in ("query", "key", "value"):
-      yield from family.linear(f"{attention}.self.{name}", f"{slot}/{name}")
+      yield from family.linear(f"{attention}.self.{name}", f"{module}/{name}")
     yield Row(
       f"{attention}.self.relative_position_bias_table",
-      (f"params/{slot}/attention/relative_bias",),
+      (f"params/{module}/attention/relative_bias",),
     )
-    yield from family.linear(f"{attention}.output.dense", f"{slot}/out")
+    yield from family.linear(f"{attention}.output.dense", f"{module}/out")
     yield from block_rows(theirs, ours)
   for number in range(1, len(config.depths)):
     merging = f"swin.encoder.layers.{number - 1}.downsample"
@@ -133,13 +133,15 @@ def to_json(description: Description) -> dict[str, Any]:
   config = description.config
   height, width, channels = config.image_shape
   ratios = {
-    wide / features
-    for wide, features in zip(config.mlp_features, config.features, strict=True)
+    mlp_width / features
+    for mlp_width, features in zip(
+      config.mlp_features, config.features, strict=True
+    )
   }
   windows = {
-    one.options.get("window", 7)
-    for one in config.layers("encoder_attention")
-    if one.name == "window_2d"
+    layer.options.get("window", 7)
+    for layer in config.layers("encoder_attention")
+    if layer.name == "window_2d"
   }
   for field, condition, expected in (
     ("image_shape", height == width, "square images"),
@@ -186,4 +188,4 @@ SWIN = Family(
   inputs=PIXELS,
   config_type=PyramidConfig,
 )
-"""Encoders in stages, with shifted windows of a grid and merged neighbours."""
+"""Encoders in stages, with shifted windows and merged neighbours."""

@@ -29,7 +29,7 @@ class ImageTask(LabelledTask):
       (x / m − 1/2) / (1/2)   in [−1, 1].
 
   Attributes:
-    input_shapes: input name → shape of one example: {'image': (H, W, C)}.
+    input_shapes: maps input names to the shape of one example: {'image': (H, W, C)}.
   """
 
   max_target_length = 1
@@ -44,11 +44,11 @@ class ImageTask(LabelledTask):
     batch_size: int,
     seed: int,
   ):
-    """Creates the task; `images` is None for a restored task, which has only classes."""
-    self._splits, self._brightest = {}, 0
+    """Creates the task; `images` is None for a restored task, which has no data."""
+    self._splits, self._max_value = {}, 0
     if images is not None:
       self._splits = {"train": images.train, "validation": images.validation}
-      self._brightest = images.brightest
+      self._max_value = images.max_value
     counts = {split: len(x.labels) for split, x in self._splits.items()}
     super().__init__(names, counts, batch_size=batch_size, seed=seed)
     self._config = config
@@ -56,7 +56,7 @@ class ImageTask(LabelledTask):
 
   def train_batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
     """B augmented images; each epoch has every image once, in a new order."""
-    # The augmentation is drawn for all rows, even if only some are needed.
+    # Random numbers are drawn for all rows, even if only some are needed.
     indices = self._train_indices(step, None)
     train = self._splits["train"]
     images = augment(
@@ -71,8 +71,8 @@ class ImageTask(LabelledTask):
     """Reads a PNG or JPEG file as scaled pixels [H, W, C].
 
     Raises:
-      DataError: there is no such file, it is not an image, or it has another number of
-        channels than this task.
+      DataError: the file does not exist, is not an image, or has another number of
+        channels than this task's images.
     """
     file = typed_path(path)
     if not file.is_file():
@@ -120,15 +120,15 @@ class ImageTask(LabelledTask):
 
   def _scaled(self, images: np.ndarray, labels: np.ndarray) -> Batch:
     return {
-      "image": _scale(images, self._brightest),
+      "image": _scale(images, self._max_value),
       "targets": labels[:, None],
       "weights": np.ones((len(labels), 1), np.float32),
     }
 
 
-def _scale(images: np.ndarray, brightest: int) -> np.ndarray:
+def _scale(images: np.ndarray, max_value: int) -> np.ndarray:
   half = np.float32(0.5)
-  return (images / np.float32(brightest) - half) / half
+  return (images / np.float32(max_value) - half) / half
 
 
 def make(

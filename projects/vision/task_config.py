@@ -16,13 +16,12 @@ class ImageConfig:
   """The source of images and labels, and the augmentation in training.
 
   Attributes:
-    source: 'digits', the 1,797 scanned digits that ship with scikit-learn;
-      'folder', a folder with one folder of PNG or JPEG files for each class; or
-      a name in the TFDS catalogue, such as 'mnist' or 'cifar10', of a set with
-      the features 'image' and 'label'.
+    source: 'digits', the 1,797 scanned digits of scikit-learn; 'folder', a folder with
+      one folder of PNG or JPEG files for each class; or a name in the TFDS catalogue,
+      such as 'mnist' or 'cifar10', of a dataset with the features 'image' and 'label'.
     path: the folder of folders; for a name in the catalogue, a TFDS data folder with
       the prepared dataset, or '' to download it.
-    held_out: share of the images of every class that is held out if the source has no
+    held_out: share of the images of each class that is held out if the source has no
       held-out split. At least one image of a class is held out, and at least one is for
       training.
     shift: training images are shifted by up to this number of pixels vertically and

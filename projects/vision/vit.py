@@ -1,4 +1,4 @@
-"""An encoder of image patches: ViT, and DeiT with its second token."""
+"""An encoder over image patches: ViT, and DeiT with a second special token."""
 
 from collections.abc import Callable
 
@@ -16,13 +16,13 @@ from models.mechanism_variables import check_mechanisms
 from models.multi_head_attention import apply_mechanism
 from models.published.family import Description
 from models.published.trained import with_biases
-from projects.vision.maps import ReadsImages
+from projects.vision.maps import ImageModel
 from projects.vision.patches import Patches, image_shape
 from projects.vision.vit_config import VitConfig
 
 
 class DistilledHead(Head):
-  """Logits of [CLS], and those of the distillation token (DeiT)."""
+  """Computes logits from [CLS] and from the distillation token (DeiT)."""
 
   def setup(self) -> None:
     """Creates both heads."""
@@ -38,14 +38,14 @@ class DistilledHead(Head):
   def __call__(
     self, x: Float[Array, "B T F"], table: nn.Embed | None
   ) -> Float[Array, "B 2 V"]:
-    """One position per head."""
+    """Returns the logits of one position per head."""
     first = super().__call__(x, table)
     second = self.distilled(x[:, 1:2])
     return jnp.concatenate([first, second.astype(first.dtype)], axis=1)
 
 
-class VisionTransformer(ReadsImages, nn.Module):
-  """Images to logits of classes, or to features.
+class VisionTransformer(ImageModel, nn.Module):
+  """Maps images to logits of classes, or to features.
 
   Attributes:
     config: config of the model.
@@ -62,7 +62,7 @@ class VisionTransformer(ReadsImages, nn.Module):
 
   @nn.nowrap
   def as_published(self, variables):
-    """The description and the variables of the model in a published family."""
+    """Returns the model's description and variables in a published family."""
     arrays = traverse_util.flatten_dict(dict(variables), sep="/")
     changes = with_biases(self.config, arrays)
     config = nested.replace(
@@ -96,12 +96,12 @@ class VisionTransformer(ReadsImages, nn.Module):
   def __call__(
     self, images: Float[Array, "B H W C"], *, deterministic: bool = True
   ) -> Float[Array, "B T V"]:
-    """Logits of the class of every image.
+    """Computes the logits of the class of each image.
 
     Args:
       images: `[B, H, W, C]`; the size may differ from `image_shape` if no mechanism has
         variables per position.
-      deterministic: no dropout; otherwise the rng 'dropout' is needed.
+      deterministic: whether dropout is off; otherwise the rng 'dropout' is needed.
 
     Returns:
       `[B, 1, V]`, with distillation `[B, 2, V]`, or with head 'hidden' features
@@ -127,7 +127,7 @@ class VisionTransformer(ReadsImages, nn.Module):
 
 
 def create(config: VitConfig, sizes: Sizes) -> VisionTransformer:
-  """Creates the model for a task's images; computes nothing.
+  """Creates the model for a task's images, without computing anything.
 
   Raises:
     ValueError: the task has no images, the patches are larger than the images, or a
@@ -140,6 +140,6 @@ def create(config: VitConfig, sizes: Sizes) -> VisionTransformer:
       f"images, got {config.patch_size}"
     )
   dims = config.dims(config.num_tokens(shape))
-  for field, chosen in config.attentions.items():
-    check_mechanisms(field, chosen, dims)
+  for field, configs in config.attentions.items():
+    check_mechanisms(field, configs, dims)
   return VisionTransformer(config, sizes.target_vocab_size, shape)

@@ -10,17 +10,17 @@ from settings.fields import Count, check, check_unread, checked
 
 @checked
 class VitConfig(ModelConfig):
-  """An encoder that reads square patches of images instead of tokens.
+  """An encoder over square patches of images instead of tokens.
 
   Attributes:
     kind: 'vit'.
     patch_size: P, side of a patch.
-    distillation: adds a distillation token before the patches, with its own head
-      (DeiT).
+    distillation: whether a distillation token, with a separate head, precedes the
+      patches (DeiT).
     image_shape: height, width and channels of the images for which positions are
       learned, if they differ from those of the task.
-    teacher: folder of weights or of a run, whose predicted labels a run with
-      `distillation` also learns; '' in a model that is not trained.
+    teacher: folder of weights or of a run, whose predicted labels are further targets
+      of a run with `distillation`; '' in a model that is not trained.
 
   The other fields are those of `ModelConfig`.
 
@@ -40,12 +40,12 @@ class VitConfig(ModelConfig):
     super().__post_init__()
     check(self, "head", self.head in ("class", "hidden"), "class or hidden")
     # Distances in the sequence differ from distances in the image.
-    known = ("learned", "sinusoidal", "none")
-    check(self, "position", self.position in known, " or ".join(known))
-    where = "kind is 'vit', which reads no tokens"
+    supported = ("learned", "sinusoidal", "none")
+    check(self, "position", self.position in supported, " or ".join(supported))
+    reason = "kind is 'vit', which reads no tokens"
     tables = [field.name for field in dataclasses.fields(self.embedding)]
-    check_unread(self.embedding, tables, where)
-    check_unread(self.slot, ("global_projections",), where)
+    check_unread(self.embedding, tables, reason)
+    check_unread(self.slot, ("global_projections",), reason)
 
   def check_run(self) -> None:
     """Raises ValueError if a run cannot train this model."""

@@ -90,7 +90,7 @@ def to_json(name: str, description: Description) -> dict[str, Any]:
 
 def _rows(prefix: str) -> list[Row]:
   patches, layer = f"{prefix}.embeddings", f"{prefix}.encoder.layer.{{i}}"
-  attention, slot = f"{layer}.attention", "encoder_{i}/self_attention"
+  attention, module = f"{layer}.attention", "encoder_{i}/self_attention"
   ours = "params/patches"
   return [
     Row(f"{patches}.cls_token", (f"{ours}/class_token",), TOKEN),
@@ -99,11 +99,11 @@ def _rows(prefix: str) -> list[Row]:
     ),
     Row(f"{patches}.position_embeddings", (f"{ours}/positions",), _TABLE),
     *patch_rows(f"{patches}.patch_embeddings.projection", "patches"),
-    *family.linear(f"{attention}.attention.query", f"{slot}/query"),
-    *family.linear(f"{attention}.attention.key", f"{slot}/key"),
-    *family.linear(f"{attention}.attention.value", f"{slot}/value"),
-    *family.linear(f"{attention}.output.dense", f"{slot}/out"),
-    *family.norm(f"{layer}.layernorm_before", f"{slot}_norm"),
+    *family.linear(f"{attention}.attention.query", f"{module}/query"),
+    *family.linear(f"{attention}.attention.key", f"{module}/key"),
+    *family.linear(f"{attention}.attention.value", f"{module}/value"),
+    *family.linear(f"{attention}.output.dense", f"{module}/out"),
+    *family.norm(f"{layer}.layernorm_before", f"{module}_norm"),
     *family.norm(f"{layer}.layernorm_after", "encoder_{i}/mlp_norm"),
     *family.linear(f"{layer}.intermediate.dense", "encoder_{i}/mlp/hidden"),
     *family.linear(f"{layer}.output.dense", "encoder_{i}/mlp/out"),
@@ -128,7 +128,7 @@ VIT = Family(
   inputs=PIXELS,
   config_type=VitConfig,
 )
-"""Pre-norm encoders of patches, with [CLS] and learned positions."""
+"""Pre-norm encoders over patches, with [CLS] and learned positions."""
 
 DEIT = Family(
   name="deit",
@@ -144,4 +144,4 @@ DEIT = Family(
   inputs=PIXELS,
   config_type=VitConfig,
 )
-"""ViT with a distillation token; logits are the mean of two heads."""
+"""ViT with a distillation token, whose logits are the mean of two heads."""

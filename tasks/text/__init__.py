@@ -23,7 +23,7 @@ OBJECTIVES: Mapping[str, type[TextTask]] = types.MappingProxyType(
     "encoder_decoder": SpanText,
   }
 )
-"""Maps the layout of a batch to the task that makes it."""
+"""Maps batch layouts to the tasks that create them."""
 
 
 def make(
@@ -54,9 +54,10 @@ def make(
   vocabulary, parts = stored.read(config, paths, extra, also, workdir)
   task = objective(config, vocabulary, parts, **sizes)
   if len(parts.train) <= task.piece:
+    total = len(parts.train) + len(parts.validation)
     raise DataError(
-      f"{path}: {len(parts.train) + len(parts.validation)} {vocabulary.unit}, of which 90 % are "
-      f"trained, are too few for task.context={config.context}"
+      f"{path}: {total} {vocabulary.unit}, 90 % of them for training, are too few for "
+      f"task.context={config.context}"
     )
   for split in task.eval_splits:
     count = len(task.tokens(split))

@@ -1,4 +1,4 @@
-"""Language modelling for a decoder: each token from the tokens before it."""
+"""Language modelling: a decoder predicts each token from the previous ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import functools
@@ -15,15 +15,15 @@ from tasks.vocabularies import Vocabulary
 
 
 class CausalText(TextTask):
-  """Windows of a text; each token is predicted from the tokens before it.
+  """Windows of a text, in which each token is predicted from the previous ones.
 
-  decoder: inputs and targets [B, T], the targets one token later. Every token of
+  decoder: inputs and targets [B, T], with targets one token later. Every token of
   the held-out text except the first is predicted exactly once. The tokens that the
   template of a tokenizer.json puts before a text replace the first token of each
   window.
 
   Attributes:
-    prefix: ids that begin each window and each prompt, such as BOS.
+    prefix: ids at the start of each window and each prompt, such as BOS.
     eos_ids: ids that end a text, including `eos_id`.
   """
 
@@ -104,7 +104,7 @@ class CausalText(TextTask):
   def encode(self, line: str) -> list[int]:
     """Prompt ids of a line; for an empty line, those of a line end."""
     ids = [*self.prefix, *self._vocabulary.encode(line or "\n")]
-    return self._fitting(ids, self._config.context)
+    return self._check_length(ids, self._config.context)
 
   @functools.cached_property
   def _characters_per_token(self) -> Mapping[str, float]:
@@ -112,21 +112,21 @@ class CausalText(TextTask):
 
     def ratio(split):
       text, characters = self.tokens(split), self._characters[split]
-      most = len(text) - 1
-      windows = sum(len(starts) for starts in self._starts(most))
-      count = min(windows * self.piece, most)
+      limit = len(text) - 1
+      windows = sum(len(starts) for starts in self._starts(limit))
+      count = min(windows * self.piece, limit)
       if characters is not None:
         return int(characters[1 : count + 1].sum(dtype=np.int64)) / count
-      first, all_of_them = (
+      first, total = (
         count_characters(text[:end], self._vocabulary) for end in (1, count + 1)
       )
-      return (all_of_them - first) / count
+      return (total - first) / count
 
     return {split: ratio(split) for split in self.eval_splits}
 
   def _predicted(self, batch: Batch) -> Pairs:
-    counted = batch["weights"] > 0
-    return Pairs(batch["inputs"][counted], batch["targets"][counted])
+    is_weighted = batch["weights"] > 0
+    return Pairs(batch["inputs"][is_weighted], batch["targets"][is_weighted])
 
 
 def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
@@ -145,7 +145,7 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
 def _batch(
   windows: np.ndarray, counts: np.ndarray, prefix: Sequence[int]
 ) -> Batch:
-  """Makes a batch of windows [B, n], whose first `counts` + 1 columns are text.
+  """Creates a batch of windows [B, n], whose first `counts` + 1 columns are text.
 
   A prefix replaces the first column, from which the second is predicted.
   """

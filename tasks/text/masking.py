@@ -44,16 +44,16 @@ def mask_tokens(
   length = tokens.shape[1]
   count = max(1, round(rate * length))
   first = np.argsort(rng.random(tokens.shape), axis=1)[:, :count]
-  chosen = np.zeros(tokens.shape, bool)
-  np.put_along_axis(chosen, first, True, axis=1)
+  is_target = np.zeros(tokens.shape, bool)
+  np.put_along_axis(is_target, first, True, axis=1)
   draw = rng.random(tokens.shape)
-  others = rng.choice(ordinary, tokens.shape)
-  hidden = np.where(
+  random_ids = rng.choice(ordinary, tokens.shape)
+  corrupted = np.where(
     draw < _MASKED,
     mask_id,
-    np.where(draw < _MASKED + _RANDOM, others, tokens),
+    np.where(draw < _MASKED + _RANDOM, random_ids, tokens),
   )
-  return np.where(chosen, hidden, tokens).astype(np.int32), chosen
+  return np.where(is_target, corrupted, tokens).astype(np.int32), is_target
 
 
 class MaskedText(TextTask):
@@ -111,8 +111,8 @@ class MaskedText(TextTask):
   def encode(self, line: str) -> list[int]:
     """Ids of a line between special tokens; recognises the name of the mask."""
     ids = self._vocabulary.encode(line)
-    framed = [*self._before, *ids, *self._after]
-    return self._fitting(framed, self._config.context)
+    ids = [*self._before, *ids, *self._after]
+    return self._check_length(ids, self._config.context)
 
   def _held_out_row(
     self, tokens: np.ndarray, rng: np.random.Generator
@@ -131,7 +131,7 @@ class MaskedText(TextTask):
     )
 
   def _batch(
-    self, tokens: np.ndarray, hidden: np.ndarray, chosen: np.ndarray
+    self, tokens: np.ndarray, inputs: np.ndarray, is_target: np.ndarray
   ) -> Batch:
     """Rows of one length, with special tokens and padding up to S."""
     count, length = tokens.shape
@@ -140,18 +140,18 @@ class MaskedText(TextTask):
       np.tile(np.array(ids, np.int32), (count, 1))
       for ids in (self._before, self._after + padding)
     )
-    outside = (0, 0), (len(self._before), len(self._after) + len(padding))
+    widths = (0, 0), (len(self._before), len(self._after) + len(padding))
     is_token = np.arange(self._config.context)
     is_token = is_token < self._config.context - len(padding)
     return {
-      "source": np.hstack([prefix, hidden, suffix]),
+      "source": np.hstack([prefix, inputs, suffix]),
       "source_mask": np.tile(is_token, (count, 1)),
       "targets": np.hstack([prefix, tokens, suffix]),
-      "weights": np.pad(chosen.astype(np.float32), outside),
+      "weights": np.pad(is_target.astype(np.float32), widths),
     }
 
   def _predicted(self, batch: Batch) -> Pairs:
     """The neighbours of predicted tokens in the text, masked or not."""
-    targets, counted = batch["targets"], batch["weights"] > 0
+    targets, is_weighted = batch["targets"], batch["weights"] > 0
     left = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=NONE)
-    return Pairs(left[counted], targets[counted])
+    return Pairs(left[is_weighted], targets[is_weighted])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 NONE = -1
-"""Stands for a missing left neighbour."""
+"""Represents a missing left neighbour."""
 
 
 class Pairs(NamedTuple):
@@ -55,16 +55,16 @@ def ngram_losses(
   counts = np.bincount(training.token, minlength=size)
   unigram = ((counts + 1) / (total + size))[held_out.token]
   pairs, occurrences = np.unique(_codes(training, size), return_counts=True)
-  # One more, because `NONE` is a neighbour as well.
+  # One more id, because `NONE` is a neighbour as well.
   followers = np.bincount(pairs // size, minlength=size + 1)
   totals = np.bincount(training.left + 1, minlength=size + 1)
   codes = _codes(held_out, size)
   index = np.minimum(np.searchsorted(pairs, codes), len(pairs) - 1)
   hits = np.where(pairs[index] == codes, occurrences[index], 0)
-  kinds, seen = followers[held_out.left + 1], totals[held_out.left + 1]
+  distinct, count = followers[held_out.left + 1], totals[held_out.left + 1]
   bigram = np.where(
-    seen > 0,
-    (hits + kinds * unigram) / np.maximum(seen + kinds, 1),
+    count > 0,
+    (hits + distinct * unigram) / np.maximum(count + distinct, 1),
     unigram,
   )
   return {

@@ -31,8 +31,8 @@ _ROWS = 256
 _IDS = (".npy", ".bin")
 """Suffixes of files of ids."""
 
-_MOST_IDS = 2**16
-"""Number of ids that 16 bits can represent."""
+_MAX_SIZE_16 = 2**16
+"""Largest size of a vocabulary whose ids have 16 bits."""
 
 
 def find(path: str) -> list[pathlib.Path]:
@@ -44,7 +44,7 @@ def find(path: str) -> list[pathlib.Path]:
   Raises:
     DataError: there is no file, or some files are text and others are ids.
   """
-  # A name may contain a comma or a bracket.
+  # Checked first, because a name may contain a comma or a bracket.
   if os.path.exists(files.typed_path(path)):
     return [files.existing_file(path)]
   unique_paths: dict[str, pathlib.Path] = {}
@@ -94,7 +94,7 @@ def read_ids(path: pathlib.Path, count: int) -> np.ndarray:
 
 
 def _read_bin(path: pathlib.Path, count: int) -> np.ndarray:
-  bits = 16 if count <= _MOST_IDS else 32
+  bits = 16 if count <= _MAX_SIZE_16 else 32
   prefix = (
     f"{path}: read as ids of {bits} bits, for a vocabulary of {count:,}: "
   )
@@ -127,8 +127,8 @@ def _upper_halves_are_0(ids: np.ndarray) -> bool:
 def text_blocks(paths: Sequence[pathlib.Path], column: str) -> Iterator[str]:
   """Yields the text of files, about a megabyte or one row at a time.
 
-  A line end follows each row of a column, and each file except the last that does
-  not end in one.
+  A line end follows each row of a column, and each file that does not end in one,
+  except the last.
 
   Args:
     paths: `.jsonl` and `.csv`, plain or `.gz`, `.parquet`, or any plain text.

@@ -12,7 +12,8 @@ from tasks.special_tokens import sentinel
 from tasks.text.ngrams import Pairs
 from tasks.text.task import NUM_SAMPLES, TextConfig, TextTask
 
-_ROWS = 4096  # Number of pieces that are counted at a time.
+_ROWS = 4096
+"""Number of pieces that are counted at a time."""
 
 
 class SpanSizes(NamedTuple):
@@ -94,9 +95,9 @@ def span_mask(
   Paper: Exploring the limits of transfer learning with a unified text-to-text
   Transformer, section 3.1.4, arXiv:1910.10683.
   """
-  kept = _segments(rng, rows, sizes.text - sizes.noise, sizes.spans)
+  visible = _segments(rng, rows, sizes.text - sizes.noise, sizes.spans)
   noise = _segments(rng, rows, sizes.noise, sizes.spans)
-  lengths = np.stack([kept, noise], axis=2).reshape(rows, -1)
+  lengths = np.stack([visible, noise], axis=2).reshape(rows, -1)
   starts = np.zeros((rows, sizes.text), np.int32)
   np.put_along_axis(starts, np.cumsum(lengths, axis=1)[:, :-1], 1, axis=1)
   # Segments are numbered from 0; those with an odd number are predicted.
@@ -124,7 +125,7 @@ def corrupt(
   source = _replace_spans(tokens, mask, sentinels)
   target = _replace_spans(tokens, ~mask, sentinels)
   end = np.full((len(tokens), 1), eos_id, np.int32)
-  spans = int(_firsts(mask)[0].sum())
+  spans = int(_span_starts(mask)[0].sum())
   last = np.full_like(end, sentinels[spans])
   return np.hstack([source, end]), np.hstack([target, last, end])
 
@@ -132,10 +133,10 @@ def corrupt(
 class SpanText(TextTask):
   """Pieces of a text with removed spans, which the decoder predicts.
 
-  encoder_decoder: source [B, S] and target [B, T] as `corrupt` makes them. Every
-  training step draws from (seed, step). The held-out text is divided into pieces of
-  equal length; the last one may be shorter, and is dropped if it has only one token.
-  The spans are the same in every evaluation of every run.
+  encoder_decoder: source [B, S] and target [B, T] from `corrupt`. Every training step
+  draws from (seed, step). The held-out text is divided into pieces of equal length; the
+  last one may be shorter, and is omitted if it has only one token. The spans are the
+  same in every evaluation of every run.
   """
 
   objective = "span corruption"
@@ -194,7 +195,7 @@ class SpanText(TextTask):
   def encode(self, line: str) -> list[int]:
     """Ids of a line and EOS; recognises the names of sentinels."""
     ids = [*self._vocabulary.encode(line), self.eos_id]
-    return self._fitting(ids, self._sizes.source)
+    return self._check_length(ids, self._sizes.source)
 
   def encode_target(self, line: str) -> list[int]:
     """Ids of sentinels and spans, and EOS."""
@@ -217,8 +218,8 @@ class SpanText(TextTask):
     sizes = self._sizes
 
     def pad(rows: np.ndarray, length: int) -> np.ndarray:
-      free = (0, 0), (0, length - rows.shape[1])
-      return np.pad(rows, free, constant_values=self.pad_id)
+      widths = (0, 0), (0, length - rows.shape[1])
+      return np.pad(rows, widths, constant_values=self.pad_id)
 
     source_mask = np.arange(sizes.source) < source.shape[1]
     target_mask = np.arange(sizes.target) < target.shape[1]
@@ -232,7 +233,7 @@ class SpanText(TextTask):
 
   def _training_pairs(self) -> Pairs:
     """Pairs of enough targets to contain each training token about once."""
-    text = self._count
+    text = self._counted_text
     count = len(text) // self.piece
     pieces = text[: count * self.piece].reshape(count, self.piece)
     rng = np.random.default_rng(0)
@@ -245,9 +246,9 @@ class SpanText(TextTask):
     return Pairs.join(parts)
 
   def _predicted(self, batch: Batch) -> Pairs:
-    """Pairs with their left neighbours in the target, not in the text."""
-    counted = batch["weights"] > 0
-    return Pairs(batch["inputs"][counted], batch["targets"][counted])
+    """Tokens with their left neighbours in the target, not in the text."""
+    is_weighted = batch["weights"] > 0
+    return Pairs(batch["inputs"][is_weighted], batch["targets"][is_weighted])
 
 
 def _segments(
@@ -261,7 +262,7 @@ def _segments(
   return np.diff(edges, axis=1)
 
 
-def _firsts(mask: np.ndarray) -> np.ndarray:
+def _span_starts(mask: np.ndarray) -> np.ndarray:
   """The start of each run of True, [B, L]."""
   left = np.pad(mask[:, :-1], ((0, 0), (1, 0)))
   return mask & ~left
@@ -270,8 +271,8 @@ def _firsts(mask: np.ndarray) -> np.ndarray:
 def _replace_spans(
   tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray
 ) -> np.ndarray:
-  """Rows with a sentinel in place of each run of True."""
-  firsts = _firsts(mask)
-  number = np.maximum(np.cumsum(firsts, axis=1) - 1, 0)
-  replaced = np.where(firsts, sentinels[number], tokens)
-  return replaced[~mask | firsts].reshape(len(tokens), -1).astype(np.int32)
+  """Replaces each run of True by a sentinel."""
+  starts = _span_starts(mask)
+  number = np.maximum(np.cumsum(starts, axis=1) - 1, 0)
+  replaced = np.where(starts, sentinels[number], tokens)
+  return replaced[~mask | starts].reshape(len(tokens), -1).astype(np.int32)

@@ -83,7 +83,7 @@ def read(
 def _read_ids(
   config, paths, digests, extra, workdir
 ) -> tuple[Vocabulary, Parts]:
-  """Reads files that contain ids, with the vocabulary of these ids."""
+  """Reads files of ids, and the vocabulary of these ids."""
   if not config.tokenizer and config.vocabulary != "ids":
     raise DataError(
       f"task.vocabulary: {paths[0]} has ids, whose text is unknown; expected "
@@ -99,8 +99,8 @@ def _read_ids(
   field, count = "task.tokenizer", vocabulary.size
   if not config.tokenizer:
     field, count = "task.vocab_size", config.vocab_size
-  mapped = [source.read_ids(path, count) for path in paths]
-  for path, ids in zip(paths, mapped, strict=True):
+  arrays = [source.read_ids(path, count) for path in paths]
+  for path, ids in zip(paths, arrays, strict=True):
     for start in range(0, len(ids), _CHUNK):
       chunk = ids[start : start + _CHUNK]
       if chunk.min() < 0 or chunk.max() >= count:
@@ -108,15 +108,15 @@ def _read_ids(
           f"{path}: expected ids from 0 to {count - 1}, as in {field}, got "
           f"{chunk.min()} to {chunk.max()} of {ids.dtype}"
         )
-  ids = mapped[0]
-  if len(mapped) > 1:
-    dtype, dtypes = _dtype(count), [str(ids.dtype) for ids in mapped]
-    # In another format or width, the same bytes are other ids. The size of the
+  ids = arrays[0]
+  if len(arrays) > 1:
+    dtype, dtypes = _dtype(count), [str(ids.dtype) for ids in arrays]
+    # The same bytes are other ids in another format or width. The size of the
     # vocabulary determines the width in the cache.
     suffixes = [files.suffix(path) for path in paths]
 
     def write(scratch: pathlib.Path) -> pathlib.Path:
-      return _write(scratch / "ids", mapped, dtype)
+      return _write(scratch / "ids", arrays, dtype)
 
     key = _key("ids", suffixes, dtypes, dtype.__name__, digests)
     cached = cache.folder("texts") / key
@@ -159,15 +159,15 @@ def _stream_to_disk(
         aligned[1].astype(np.int32).tofile(lengths)
     return folder
 
-  given = ""
+  tokenizer_digest = ""
   if config.tokenizer:
     opened = vocabularies.open_file(config.tokenizer, extra)
-    given = hashlib.sha256(opened.content()).hexdigest()
+    tokenizer_digest = hashlib.sha256(opened.content()).hexdigest()
   settings = (
     config.column,
     config.vocabulary,
     config.vocab_size,
-    given,
+    tokenizer_digest,
     extra,
     also,
   )

@@ -19,7 +19,7 @@ from tasks.vocabularies import Vocabulary
 NUM_SAMPLES = 4
 """Number of samples of the held-out text that are decoded at the end of a run."""
 
-_MOST_COUNTED = 2**24
+_MAX_COUNTED = 2**24
 """Number of training tokens that `baselines` counts in a text on disk."""
 
 
@@ -31,7 +31,7 @@ class TextConfig:
     path: a file, a pattern such as 'data/*.txt', or a comma-separated list; each file
       is read once. The first 90 % are for training, and the rest is held out. Files are
       plain UTF-8, .jsonl, .csv or .parquet, or .npy or .bin files of ids.
-    column: column or key of a file that has them; '' is 'text'.
+    column: column or key that has the text, in files with columns; '' is 'text'.
     test_share: share of the held-out text, from its end, for the split 'test', which is
       never used for selection; the rest is 'validation'.
     context: number of tokens that the model reads: T of a decoder, S of an encoder.
@@ -64,10 +64,10 @@ class TextConfig:
 
 
 class TextTask(base.Task):
-  """A text in pieces, in which some tokens are predicted.
+  """Pieces of a text, in which some tokens are predicted.
 
   A subclass is an objective: it defines the batches and the special tokens that it
-  needs. A text does not end, so EOS is a target only if the objective adds it.
+  needs. A text has no end, so EOS is a target only if the objective adds it.
 
   Attributes:
     objective: name of the objective, for messages.
@@ -129,7 +129,7 @@ class TextTask(base.Task):
     starts: np.ndarray,
     example: Callable[[np.ndarray, np.random.Generator], Batch],
   ) -> Batch:
-    """A batch of held-out pieces, whose randomness depends only on their positions."""
+    """A batch of held-out pieces; its random numbers depend only on their positions."""
     rows = [
       example(
         np.asarray(text[None, start : start + self.piece], np.int32),
@@ -145,13 +145,13 @@ class TextTask(base.Task):
 
   def _training_pairs(self) -> Pairs:
     """The pairs that `baselines` counts."""
-    return Pairs.from_text(self._count)
+    return Pairs.from_text(self._counted_text)
 
   @property
-  def _count(self) -> np.ndarray:
-    """The training text, int32; of a text on disk, the first `_MOST_COUNTED` tokens."""
+  def _counted_text(self) -> np.ndarray:
+    """The training text, int32; only `_MAX_COUNTED` tokens of a text on disk."""
     is_mapped = isinstance(self._train, np.memmap)
-    text = self._train[:_MOST_COUNTED] if is_mapped else self._train
+    text = self._train[:_MAX_COUNTED] if is_mapped else self._train
     return np.asarray(text, np.int32)
 
   @abc.abstractmethod
@@ -183,8 +183,8 @@ class TextTask(base.Task):
     self, sums: Mapping[str, tuple[float, float]], split: str | None = None
   ) -> dict[str, float]:
     """Divides sums by counts, and adds the n-gram losses of the split."""
-    counted = self._counted_losses(split) if split else self.baselines
-    return {**base.divide(sums), **counted}
+    losses = self._counted_losses(split) if split else self.baselines
+    return {**base.divide(sums), **losses}
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
@@ -215,11 +215,11 @@ class TextTask(base.Task):
       role, self._vocabulary.file, self.objective
     )
 
-  def _fitting(self, ids: list[int], most: int) -> list[int]:
+  def _check_length(self, ids: list[int], limit: int) -> list[int]:
     """Returns the ids of a user's line; ValueError if there are too many."""
-    if len(ids) > most:
+    if len(ids) > limit:
       raise ValueError(
-        f"expected at most {most} {self._vocabulary.unit} (task.context="
+        f"expected at most {limit} {self._vocabulary.unit} (task.context="
         f"{self._config.context}), got {len(ids)}"
       )
     return ids
@@ -241,5 +241,5 @@ class TextTask(base.Task):
     """Start positions of the pieces before `stop`, one array per batch."""
     count = -(-max(stop, 0) // self.piece)
     batches = [*base.chunks(count, self._batch_size)]
-    kept = batches[: self._config.eval_batches or None]
-    return [pieces * self.piece for pieces in kept]
+    batches = batches[: self._config.eval_batches or None]
+    return [pieces * self.piece for pieces in batches]

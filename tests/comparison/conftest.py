@@ -62,7 +62,7 @@ class Trainer:
         error = one_line(fault)
     seconds = time.monotonic() - start
     used = {"seconds": seconds, "cpu_seconds": seconds, "others_cores": 0.0}
-    return process.Ended(code, error, used | {"peak_bytes": 2e6}, None)
+    return process.ProcessResult(code, error, used | {"peak_bytes": 2e6}, None)
 
   def train(self, run, home, stop_at):
     """`train.py`: one line for each of two held-out splits at the end."""

@@ -206,7 +206,7 @@ def test_what_is_measured_of_a_trained_run(monkeypatch, tmp_path):
     "notes": {
       "train_flops": "at least; not counted: sort; top",
       "decode_tokens_per_second": "no decoder",
-      "approximation_error": "this mechanism approximates nothing",
+      "approximation_error": "this mechanism is not an approximation",
     },
   }
   # Costs of a run of the same shapes are taken over, and stay as they are.

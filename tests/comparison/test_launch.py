@@ -181,7 +181,7 @@ def test_what_fails_is_tried_once_more_apart_and_its_time_counts(
   assert ended_as(found[2]) == (records.FAILED, "no such data")
   out = capsys.readouterr().out
   assert out.count("failed: it diverged") == 2
-  assert out.count("failed: no such data") == out.count("tried again") == 1
+  assert out.count("failed: no such data") == out.count("trying again") == 1
   # With the next call, again.
   trainer.loss = lambda run, step: 1.0
   launched(small("0,1,2,5"), folder)
@@ -220,7 +220,7 @@ def test_a_stopped_run_is_a_record_and_its_time_counts(
   def stopped(command, request=None, watch=None):
     time.sleep(0.05)
     used = {"seconds": 0.05, "cpu_seconds": 0.01, "others_cores": 0.0}
-    return process.Ended(0, "", used, signal.SIGTERM)
+    return process.ProcessResult(0, "", used, signal.SIGTERM)
 
   with monkeypatch.context() as patch:
     patch.setattr(process, "run", stopped)

@@ -22,7 +22,7 @@ def busy(folder, trainer, monkeypatch):
   monkeypatch.setattr(
     usage.Meter, "others_cores", lambda meter: others["cores"]
   )
-  monkeypatch.setattr(measure, "_WATCHED_SECONDS", 0.0)
+  monkeypatch.setattr(measure, "_WATCH_SECONDS", 0.0)
   one = comparison(tasks="duplicate", attention="dense", seeds="0,1,2")
   runs = plan.plan(one)
   launch(runs, folder, one)

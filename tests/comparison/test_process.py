@@ -49,7 +49,7 @@ def test_a_process_is_watched_and_ends_with_what_watches_it():
   ],
 )
 def test_a_signal_that_was_forwarded_ends_this_process_too(sent, raised, code):
-  found = process.Ended(0, "", {}, sent)
+  found = process.ProcessResult(0, "", {}, sent)
   with pytest.raises(raised) as error:
     found.end_with_signal()
   assert getattr(error.value, "code", None) == code

@@ -59,7 +59,7 @@ def test_what_runs_is_told_with_its_step(workdir):
   folder, runs = workdir
   with records.running(folder, runs[2]):
     found = status.text(folder).splitlines()
-    assert found[1] == f"running  {runs[2].identity}: begins"
+    assert found[1] == f"running  {runs[2].identity}: starting"
     log = folder / records.RUNS / runs[2].identity
     log.mkdir(parents=True)
     line = {"step": 300, "split": "train", "seconds": 9}

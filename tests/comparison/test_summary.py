@@ -118,7 +118,7 @@ def test_all_or_nothing_is_counted():
   assert finding(records) == (
     "`dense` solved 8 of 8 seeds (accuracy of 0.95 or more on the test split); 1 of "
     "3 rows solved none. 1 of the 2 other rows differs significantly from `dense` "
-    "(5 %); the least difference is that of `linear`, -1.000 [-1.000, -0.541]."
+    "(5 %); the smallest difference is that of `linear`, -1.000 [-1.000, -0.541]."
   )
 
 

@@ -81,6 +81,7 @@ def test_too_many(sizes, field):
 
 def test_unknown_language():
   with pytest.raises(
-    tasks.DataError, match=r"^task\.target_language: num2words knows .* 'xx'$"
+    tasks.DataError,
+    match=r"^task\.target_language: num2words supports .* 'xx'$",
   ):
     numbers.check_languages("en", "xx")

@@ -240,7 +240,7 @@ def test_line_ends_of_dos_and_a_byte_order_mark_are_no_characters(tmp_path):
     (None, "no such file (task.path)"),
     (b"", "the file is empty"),
     (b"abcdabcd", "empty validation split"),
-    (b"short", "5 characters, of which 90 % are trained, are too few for"),
+    (b"short", "5 characters, 90 % of them for training, are too few for"),
     (b"a" * 17 + b"\n" + b"b" * 17, None),
     (b"fine\nfine \xe9\n" * 9, "line 2: byte 0xe9 is not UTF-8"),
     (b"\xef\xbb\xbffine\nfine\n\xff\n", "line 3: byte 0xff is not UTF-8"),

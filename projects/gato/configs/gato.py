@@ -1,4 +1,4 @@
-r"""Text, captions and control by one set of weights (Gato).
+r"""Text, captions and control with one set of weights (Gato).
 
     python train.py --config=configs/gato.py --config.task.path=input.txt
     python train.py --config=configs/gato.py --config.task.path=input.txt \
@@ -17,7 +17,7 @@ from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """A decoder that reads text, patches of images, numbers and actions."""
+  """A decoder over text, patches of images, numbers and actions."""
   return experiments.training(
     num_steps=3000,
     batch_size=48,

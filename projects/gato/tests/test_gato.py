@@ -102,7 +102,7 @@ def test_shares_are_summed_by_modality(text):
   # Images come first and cannot look at words.
   assert found.weights[:, 0, 1].tolist() == [0, 0]
   evenly = np.mean([16 / (t + 1) for t in range(16, length)])
-  assert found.evenly[1, 0] == pytest.approx(evenly)
+  assert found.uniform[1, 0] == pytest.approx(evenly)
 
 
 def test_faults_are_one_line(text):
@@ -197,7 +197,7 @@ def test_one_example_of_each_kind_is_drawn(monkeypatch, tmp_path):
 
   def draw(kept):
     batches = [{"inputs": rows[[i]], "weights": weights[[i]]} for i in kept]
-    modality_maps.DrawnShares.draw_attention(
+    modality_maps.SharePictures.draw_attention(
       model, tmp_path / "a.png", {}, task, batches
     )
     return drawn.pop()
@@ -231,7 +231,7 @@ def test_a_caption_is_drawn_up_to_its_end(
     ("draw_shares", lambda *unused: None),
   ):
     monkeypatch.setattr(modality_maps, name, stand_in)
-  found = modality_maps.DrawnShares.draw_input(
+  found = modality_maps.SharePictures.draw_input(
     model_of(), tmp_path / "a.png", run, {}, "file", None
   )
   assert found == text

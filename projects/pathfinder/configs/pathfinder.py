@@ -2,10 +2,10 @@
 
     python train.py --config=configs/pathfinder.py:dense
 
-The model reads 32 × 32 pixels, as in Long Range Arena. This needs a GPU: 20,000 steps
-take 20 s each on a CPU core, and no run of this length has been made. A rule that sees
-only the discs is right in 50 % of pictures, and a rule that also sees where paths leave
-them in 63 %.
+The model reads 32 × 32 pixels, as in Long Range Arena. This needs a GPU: each of the
+20,000 steps takes 20 s on a CPU core. It has not been run at full length. A rule that
+uses only the discs is right in 50 % of the pictures, and a rule that also uses where
+paths leave them in 63 %.
 
 Linsley et al., arXiv:1805.08315; Tay et al., arXiv:2011.04006.
 """

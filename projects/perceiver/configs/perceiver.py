@@ -20,7 +20,7 @@ from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """Latents that read every pixel, and one output that reads the latents."""
+  """Latents that attend to all pixels, and one output that attends to the latents."""
   return experiments.training(
     num_steps=5000,
     eval_every=500,

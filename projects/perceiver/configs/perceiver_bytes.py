@@ -2,21 +2,21 @@
 
     python train.py --config=configs/perceiver_bytes.py --config.task.path=input.txt
 
-`input.txt` is any text file. 64 latents read 2,048 bytes at a time; a step of 8
+`input.txt` is any text file. 64 latents attend to pieces of 2,048 bytes; a step of 8
 rows takes 0.3 to 0.6 seconds on 2 CPU cores shared with other jobs. On tiny Shakespeare
 the 1,000 steps take 10 minutes, after which the model has learned little more than the
 frequencies of bytes: the held-out loss is 3.339 nats per masked byte (steps 250, 500
 and 750: 3.352, 3.347, 3.341), with a unigram loss of 3.345 and a bigram loss of 2.480.
 
-With fewer bytes for the same number of latents, the model learns to attend within
-minutes:
+With fewer bytes for the same number of latents, the model learns to use the context
+within minutes:
 
     python train.py --config=configs/perceiver_bytes.py --config.task.path=input.txt \
       --config.task.context=128 --config.batch_size=32 --config.num_steps=3000
 
 The loss is 2.157 nats after 17 minutes (steps 500, 1,000, 1,500 and 2,000: 3.197,
 2.874, 2.521, 2.285; unigram loss 3.341, bigram loss 2.483), and 38 % of the masked
-bytes are right.
+bytes are predicted correctly.
 """
 
 import ml_collections

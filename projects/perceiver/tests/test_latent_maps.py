@@ -33,7 +33,7 @@ def test_each_map_has_its_axes(config, name, rows, columns):
   )
   example = {"source": np.array([[1, 2, 3, 4, 0, 0]])}
   weights = np.arange(2 * 7 * 6).reshape(2, 7, 6)
-  shown = maps.DrawnLatents.name_map(model, name, weights, task, example)
+  shown = maps.LatentPictures.name_map(model, name, weights, task, example)
   np.testing.assert_array_equal(
     shown[0], weights[:, : len(rows[1]), : len(columns[1])]
   )
@@ -43,7 +43,7 @@ def test_each_map_has_its_axes(config, name, rows, columns):
 def test_pixels_have_a_row_and_a_column():
   model = types.SimpleNamespace(config=CONFIG)
   example = {"image": np.zeros((1, 2, 3, 1))}
-  _, _, columns, names = maps.DrawnLatents.name_map(
+  _, _, columns, names = maps.LatentPictures.name_map(
     model, "encoder/cross_attention", np.zeros((1, 3, 6)), None, example
   )
   assert columns == ["0,0", "0,1", "0,2", "1,0", "1,1", "1,2"]
@@ -59,4 +59,4 @@ def test_latents_are_in_the_order_of_where_they_look():
 
 def test_a_latent_has_no_query_patch():
   with pytest.raises(ConfigError, match=r"^--query: only models of patches"):
-    maps.DrawnLatents.draw_input(None, None, None, None, "a", (1, 2))
+    maps.LatentPictures.draw_input(None, None, None, None, "a", (1, 2))

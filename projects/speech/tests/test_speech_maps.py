@@ -111,7 +111,7 @@ def test_axes_are_times_without_padding(whole, count):
   """A position that has a frame counts; there is one at least."""
   mask = np.arange(FRAMES)[None] < whole
   weights = np.arange(2 * 4 * 4).reshape(2, 4, 4)
-  found, rows, columns, names = maps.DrawnBelowSpectrogram.name_map(
+  found, rows, columns, names = maps.SpectrogramPictures.name_map(
     None, "name", weights, None, {**example(), "source_mask": mask}
   )
   np.testing.assert_array_equal(found, weights[:, :count, :count])

@@ -30,7 +30,7 @@ def test_padding_does_not_matter():
   other = np.where(is_padding, 1e3 * noise, inputs["input_values"])
   extractor = p.model.config.extractor
   out = compute(p, inputs)
-  kept = speech_features.kept_positions(
+  kept = speech_features.position_mask(
     extractor, inputs["attention_mask"] != 0, out.shape[1]
   )
   assert kept.sum(1).tolist() == [30, 19, 2]

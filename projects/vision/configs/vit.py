@@ -19,7 +19,7 @@ from configs import attentions, experiments
 
 
 def get_config(attention: str = "dense") -> ml_collections.ConfigDict:
-  """A pre-norm encoder of patches with [CLS] and learned positions."""
+  """A pre-norm encoder over patches, with [CLS] and learned positions."""
   return experiments.training(
     num_steps=5000,
     eval_every=500,

@@ -107,7 +107,7 @@ def test_a_student_learns_both_labels(run):
   folder, _ = run
   config = config_of(distillation=True, teacher=str(folder))
   began = experiment.create(experiment_config.parse(config))
-  assert isinstance(began.task, distillation.Distilled)
+  assert isinstance(began.task, distillation.DistillationTask)
   batch = began.task.train_batch(3)
   plain = experiment.create(experiment_config.parse(config_of()))
   own = plain.task.train_batch(3)

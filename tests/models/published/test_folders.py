@@ -502,8 +502,8 @@ def test_flash_in_place_of_dense_is_equal(case):
     ("gpt2", {"num_features": 3}, "expected a 'name'"),
     ("gpt2", {"name": "performer", "num_feature": 3}, "no such option"),
     # Keys that heads share are not made anew.
-    ("mamba2", "latent", "num_qk_heads: latent makes a key and a value for"),
-    ("qwen3_next", "latent", "num_kv_heads: latent makes a key"),
+    ("mamba2", "latent", "num_qk_heads: latent computes a key and a value for"),
+    ("qwen3_next", "latent", "num_kv_heads: latent computes a key"),
   ],
 )
 def test_mechanisms_that_cannot_serve(case, attention, message):
