@@ -211,7 +211,8 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     shapes = {} if family.kept is None else family.kept(keys)
     keys.check(family.name, family.without_effect)
   except ValueError as error:
-    raise ValueError(f"{folder / files.CONFIG}: {error}") from None
+    message = keys.translate(str(error))
+    raise ValueError(f"{folder / files.CONFIG}: {message}") from None
   kept = {}
   for name, shape in shapes.items():
     if name not in tensors:
