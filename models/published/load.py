@@ -72,7 +72,7 @@ class Pretrained(NamedTuple):
         an id is outside the vocabulary.
     """
     names = FAMILIES[self.family].inputs
-    batch = to_batch(self.model, names, inputs)
+    batch = to_batch(self.model, names, inputs, self.config)
     out = forward(self.model, variables, batch)
     # The mean of DeiT's two heads.
     return out.mean(1) if self.model.config.head == "class" else out
