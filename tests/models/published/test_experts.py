@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import models
-from models.published import files
+from models.published import files, load
 from models.published.catalog import FAMILIES
 from tests.models import tiny
 from tests.models.published.test_equality import (
@@ -169,6 +169,21 @@ def test_text_of_a_multimodal_folder(case, family, tmp_path):
   }
   assert text.keys() == ours.keys() < theirs.keys() | text.keys()
   assert all(np.array_equal(text[name], ours[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+  ("case", "is_tied"), [("qwen3_5", False), ("minimax_m3", True)]
+)
+def test_a_text_model_whose_config_alone_ties_the_head(case, is_tied, tmp_path):
+  """MiniMax-M3 ties the head then; Qwen3.5 does not, as transformers shows."""
+  shutil.copytree(MULTIMODAL / case, tmp_path, dirs_exist_ok=True)
+  config = tmp_path / "config.json"
+  content = json.loads(config.read_text())
+  del content["tie_word_embeddings"]
+  content["text_config"]["tie_word_embeddings"] = True
+  config.write_text(json.dumps(content))
+  opened = load.open_folder(tmp_path)
+  assert opened.description.config.tie_embeddings == is_tied
 
 
 def test_an_expert_that_lacks_a_kernel_in_a_multimodal_folder(tmp_path):
