@@ -62,18 +62,21 @@ def check_heads(config: "ModelConfig") -> None:
 def check_positions(config: "ModelConfig") -> None:
   """Checks the widths and tables that positions need."""
   fraction, width = config.slot.rotary_fraction, config.query_dim
+  name = "head_dim"
+  if config.head_dim is None:
+    name += " (features / num_heads)"
   if (shared := config.slot.shared_key_dim) is not None:
     if shared >= width:
       raise ValueError(
         f"shared_key_dim: expected less than the head dimension {width}, got "
         f"{shared}"
       )
-    width = shared
+    name, width = "shared_key_dim", shared
   # A fraction of 1 is not multiplied: the width may be too large for a float.
   rotated = width if fraction == 1.0 else int(width * fraction)
   if config.position == "rotary" and (rotated % 2 or not rotated):
     raise ValueError(
-      "position: rotary rotates pairs and needs an even head dimension, got "
+      f"position: rotary rotates pairs and needs an even {name}, got "
       f"{width}, of which rotary_fraction {fraction} is rotated"
     )
   scaling = config.slot.rotary_scaling

@@ -86,6 +86,7 @@ class MlpConfig:
     available = self.num_experts // groups * self.groups_per_token
     is_enough = self.experts_per_token <= available
     enough = f"at most the {available} experts of groups_per_token"
+    enough = f"at most num_experts {available}" if groups == 1 else enough
     check(self, "experts_per_token", is_enough, enough)
     if not self.shared_features:
       check_unread(self, ("shared_gate",), "shared_features is 0")

@@ -17,7 +17,11 @@ def describe(
   heads = family.size(hf_config, "num_attention_heads")
   family.only(
     hf_config,
+    "hidden_size / num_attention_heads",
     head_dim=family.size(hf_config, "hidden_size") // heads,
+  )
+  family.only(
+    hf_config,
     # The first files have keys that no version of transformers reads.
     use_qk_norm=False,
     use_parallel_block=True,

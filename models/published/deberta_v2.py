@@ -21,10 +21,15 @@ def describe(
   heads = family.size(hf_config, "num_attention_heads")
   family.only(
     hf_config,
-    conv_kernel_size=0,  # A convolution parallel to the first layer.
+    "hidden_size",
     embedding_size=features,
-    attention_head_size=features // heads,
     pooler_hidden_size=features,
+  )
+  source = "hidden_size / num_attention_heads"
+  family.only(hf_config, source, attention_head_size=features // heads)
+  family.only(
+    hf_config,
+    conv_kernel_size=0,  # A convolution parallel to the first layer.
     legacy=True,  # Files without the legacy head have other tensors.
   )
   own = _positions(hf_config, features // heads)
@@ -60,6 +65,7 @@ def _positions(hf_config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
   if not family.flag(hf_config, "relative_attention", False):
     family.only(
       hf_config,
+      "relative_attention is false",
       max_relative_positions=-1,
       position_buckets=-1,
       norm_rel_ebd="none",

@@ -42,12 +42,12 @@ def describe(
   rank = family.size(hf_config, "kv_lora_rank", 512)
   shared = family.size(hf_config, "qk_rope_head_dim", 64)
   width = shared + family.size(hf_config, "qk_nope_head_dim", 128)
+  # Every head has its own keys and values.
+  family.only(hf_config, "num_attention_heads", num_key_value_heads=heads)
+  # transformers rotates `head_dim` features.
+  family.only(hf_config, "qk_rope_head_dim", head_dim=shared)
   family.only(
     hf_config,
-    # Every head has its own keys and values; transformers rotates `head_dim` features.
-    num_key_value_heads=heads,
-    head_dim=shared,
-    qk_head_dim=width,
     # Files store adjacent pairs; `rows` permutes them into our halves.
     rope_interleave=True,
     # The first files have keys that no version of transformers reads.
@@ -133,8 +133,8 @@ def _own_indexers(hf_config: Mapping[str, Any]) -> list[bool]:
   own = [words.get(kind) for kind in given]
   if len(own) != count or None in own or not own[0]:
     raise ValueError(
-      f"{name}: expected {count} entries, full or shared, starting with full, got "
-      f"{reprlib.repr(given)}"
+      f"{name}: expected {count} (num_hidden_layers) entries, full or shared, "
+      f"starting with full, got {reprlib.repr(given)}"
     )
   return [is_own is True for is_own in own]
 
@@ -173,7 +173,7 @@ def _experts(hf_config: Mapping[str, Any], has_types: bool) -> dict[str, Any]:
     "expert_groups": family.size(hf_config, "n_group", 8),
     "groups_per_token": family.size(hf_config, "topk_group", 4),
     "normalize_weights": family.flag(hf_config, "norm_topk_prob", True),
-    "routed_scale": family.number(hf_config, "routed_scaling_factor", 2.5),
+    "routed_scale": family.positive(hf_config, "routed_scaling_factor", 2.5),
   }
   if not any(is_sparse):
     return {}
@@ -341,6 +341,7 @@ DEEPSEEK_V3 = llama.LLAMA._replace(
     **no_effect("affects only training", "aux_loss_alpha seq_aux"),
     **no_effect("selects outputs other than logits", "output_router_logits"),
     **no_effect("selects an implementation of the same function", "ep_size"),
+    **no_effect("follows from other keys", "qk_head_dim"),
     **no_effect(
       "belongs to multi-token prediction layers, which transformers omits",
       "num_nextn_predict_layers num_mtp_layers",

@@ -36,10 +36,11 @@ def describe(
   share = family.size(hf_config, "qk_rope_head_dim", max(width // 8, 1)) / width
   share = family.number(hf_config, "partial_rotary_factor", share)
   rotated = int(width * share)
+  source = "head_dim · partial_rotary_factor"
+  family.only(hf_config, source, qk_rope_head_dim=rotated)
   family.only(
     hf_config,
     num_key_value_heads=1,
-    qk_rope_head_dim=rotated,
     rms_norm_eps=1e-6,
     n_shared_experts=1,
     norm_topk_prob=True,
@@ -109,11 +110,11 @@ def describe(
     stream_epsilon=family.number(hf_config, "hc_eps", 1e-6),
     num_experts=family.size(hf_config, "n_routed_experts", 256),
     experts_per_token=family.size(hf_config, "num_experts_per_tok", 6),
-    routed_scale=family.number(hf_config, "routed_scaling_factor", 1.5),
+    routed_scale=family.positive(hf_config, "routed_scaling_factor", 1.5),
     shared_features=experts_width,
     router_scores=_SCORES[scores],
     selection_bias=True,
-    gate_limit=family.number(hf_config, "swiglu_limit", 10.0),
+    gate_limit=family.positive(hf_config, "swiglu_limit", 10.0),
     decoder_attention=tuple(map(mechanism, kinds)),
     decoder_around=tuple(
       AroundConfig(

@@ -158,7 +158,6 @@ def describe_qwen3(
   """Implements `Family.describe`; all layers have a window, or none."""
   mechanism = AttentionConfig("dense")
   if family.flag(hf_config, "use_sliding_window", False):
-    family.size(hf_config, "sliding_window", 4096)  # Null raises an error.
     mechanism = mistral.mechanism(hf_config, 4096)
   fields, layers = qwen_experts(hf_config, count(hf_config, 128))
   if 0 in layers:

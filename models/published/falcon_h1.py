@@ -49,12 +49,11 @@ def _mixer(hf_config: Mapping[str, Any]) -> SecondAttention:
   if inner is None:
     expand = family.size(hf_config, "mamba_expand", 2)
     inner = expand * family.size(hf_config, "hidden_size")
-  if inner % heads:
-    raise ValueError(
-      f"mamba_n_heads: expected a divisor of mamba_d_ssm {inner}, got {heads}"
-    )
+  family.check_divisor("mamba_n_heads", heads, "mamba_d_ssm", inner)
+  family.check_divisor("mamba_n_groups", groups, "mamba_n_heads", heads)
   if hf_config.get("mamba_d_head") != "auto":
-    family.only(hf_config, mamba_d_head=inner // heads)
+    source = "mamba_d_ssm / mamba_n_heads"
+    family.only(hf_config, source, mamba_d_head=inner // heads)
   is_first = family.flag(hf_config, "mamba_norm_before_gate", True)
   has_norm = family.flag(hf_config, "mamba_rms_norm", False)
   gate, value, key, query, step = _factors(hf_config, "ssm_multipliers", 5)

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from models.config import Activation, ModelConfig
 from models.kind import NOTHING
-from settings.fields import STRICT, Count, error_line
+from settings.fields import STRICT, Count, Positive, error_line
 
 
 class Layout(NamedTuple):
@@ -277,7 +277,8 @@ def per_layer(
   unknown = [x for x in given if x not in choices]
   if len(given) != count or unknown:
     known = " and ".join(map(str, choices))
-    got = repr(unknown[0]) if unknown else str(len(given))
+    wrong_count = f"{len(given)}; num_hidden_layers is {count}"
+    got = repr(unknown[0]) if unknown else wrong_count
     raise ValueError(f"{name}: expected {count} of {known}, got {got}")
   return given
 
@@ -334,6 +335,21 @@ def number(
   return value(hf_config, name, float, default)
 
 
+def positive(
+  hf_config: Mapping[str, Any], name: str, default: float | None
+) -> float:
+  """Returns a number above 0."""
+  return value(hf_config, name, Positive, default)
+
+
+def check_divisor(name: str, number: int, source: str, whole: int) -> None:
+  """Raises ValueError if the value of a key does not divide that of another key."""
+  if whole % number:
+    raise ValueError(
+      f"{name}: expected a divisor of {source} {whole}, got {number}"
+    )
+
+
 def choice(
   hf_config: Mapping[str, Any], name: str, known: Collection[str], default: str
 ) -> Any:
@@ -346,18 +362,25 @@ def choice(
   return word
 
 
-def only(hf_config: Mapping[str, Any], **expected: Any) -> None:
+def only(
+  hf_config: Mapping[str, Any], source: str = "", /, **expected: Any
+) -> None:
   """Raises ValueError if a key has a value that is not implemented.
 
   Args:
     hf_config: `config.json`.
-    **expected: key -> the implemented value; a missing key is accepted.
+    source: the keys from which the implemented values follow, for the message.
+    **expected: key -> the implemented value; a missing key is accepted, and so is
+      null, except for true, because transformers treats null as false.
   """
   for name, value in expected.items():
     given = hf_config.get(name, value)
-    if given is not None and (given != value or type(given) is not type(value)):
-      got = reprlib.repr(given)
-      raise ValueError(f"{name}: expected {value!r}, got {got}")
+    if given is None and value is not True:
+      continue
+    if given != value or type(given) is not type(value):
+      got = "null" if given is None else reprlib.repr(given)
+      origin = f" ({source})" if source else ""
+      raise ValueError(f"{name}: expected {value!r}{origin}, got {got}")
 
 
 ACTIVATIONS: dict[str, Activation] = {

@@ -16,11 +16,7 @@ def describe(
 ) -> Description:
   """Implements `Family.describe`; `others` are config fields in which a family differs."""
   family.only(hf_config, use_bidirectional_attention=False)
-  scalar = family.number(hf_config, "query_pre_attn_scalar", 256.0)
-  if scalar <= 0.0:
-    raise ValueError(
-      f"query_pre_attn_scalar: expected more than 0, got {scalar}"
-    )
+  scalar = family.positive(hf_config, "query_pre_attn_scalar", 256.0)
   if "decoder_attention" not in others:
     most = cap(hf_config, "attn_logit_softcapping", 50.0)
     own = {} if most is None else {"logits_soft_cap": most}
@@ -54,7 +50,7 @@ def cap(
   """Returns a soft cap, or None for null."""
   if hf_config.get(name, default) is None:
     return None
-  return family.number(hf_config, name, default)
+  return family.positive(hf_config, name, default)
 
 
 _NORMS = {

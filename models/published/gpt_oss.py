@@ -25,7 +25,8 @@ def describe(
   if not (hf_config.get("rope_parameters") or hf_config.get("rope_scaling")):
     raise ValueError("rope_parameters: missing")
   per_token = family.size(hf_config, "num_experts_per_tok", 4)
-  family.only(hf_config, hidden_act="silu", experts_per_token=per_token)
+  family.only(hf_config, "num_experts_per_tok", experts_per_token=per_token)
+  family.only(hf_config, hidden_act="silu")
   kinds = llama.layer_types(hf_config, llama.NEAR, llama.is_last_of(2))
   return llama.describe(
     hf_config,
@@ -39,8 +40,8 @@ def describe(
     num_experts=experts.count(hf_config, 128, least=1),
     experts_per_token=per_token,
     router_bias=True,
-    gate_slope=family.number(hf_config, "swiglu_alpha", 1.702),
-    gate_limit=family.number(hf_config, "swiglu_limit", 7.0),
+    gate_slope=family.positive(hf_config, "swiglu_alpha", 1.702),
+    gate_limit=family.positive(hf_config, "swiglu_limit", 7.0),
     gate_offset=1.0,
     decoder_attention=llama.windows(hf_config, kinds, {"sinks": True}, 128),
     **rotary.choices(hf_config, _ROTARY),

@@ -19,7 +19,7 @@ def describe(
     hf_config,
     names,
     head,
-    attention_scale=family.number(hf_config, "attention_multiplier", 1.0),
+    attention_scale=family.positive(hf_config, "attention_multiplier", 1.0),
     embedding_scale=family.number(hf_config, "embedding_multiplier", 1.0),
     residual_factors=factors,
     mlp_residual_factors=factors,

@@ -37,8 +37,15 @@ _MASKS = {
 """Inputs that are ids -> the mask of their tokens."""
 
 
+_LENGTHS = "max_position_embeddings", "n_positions", "model_max_length"
+"""Keys of `config.json` for the length of the longest sequence."""
+
+
 def to_batch(
-  model: Any, names: Mapping[str, str] | None, inputs: Mapping[str, Any]
+  model: Any,
+  names: Mapping[str, str] | None,
+  inputs: Mapping[str, Any],
+  hf_config: Mapping[str, Any],
 ) -> dict[str, Any]:
   """Converts inputs to a batch of `models.forward`.
 
@@ -47,10 +54,12 @@ def to_batch(
     names: names of inputs -> names in a batch; the first is required. None means the
       inputs of text models.
     inputs: inputs by their names in transformers.
+    hf_config: `config.json`.
 
   Raises:
-    ValueError: an input is unknown, missing, or differs from the ids in shape; an id
-      is outside the vocabulary; or a mask has values other than 0 and 1.
+    ValueError: an input is unknown, missing, or differs from the ids in shape; there
+      are too many positions; an id is outside the vocabulary; or a mask has values
+      other than 0 and 1.
   """
   config = model.config
   if names is None:
@@ -84,6 +93,17 @@ def to_batch(
     )
     for name, value in given.items()
   }
+  for name, ours in names.items():
+    side = {"source": "source", "inputs": "target"}.get(ours)
+    limit = (
+      getattr(model, f"max_{side}_length", None) if name in given else None
+    )
+    if limit and given[name].shape[1] > limit:
+      key = next((key for key in _LENGTHS if key in hf_config), "config.json")
+      raise ValueError(
+        f"{name}: {given[name].shape[1]} positions are more than the model's "
+        f"{limit} ({key})"
+      )
   if "source" in batch:
     # Any id may be a token: only the mask marks padding.
     everything = jnp.ones(batch["source"].shape, bool)

@@ -6,6 +6,7 @@ empty. Any other key raises an error, because it may change the model.
 """
 
 from collections.abc import Iterator, Mapping
+import re
 import reprlib
 from types import MappingProxyType
 from typing import Any
@@ -62,6 +63,31 @@ _FALSE |= {"tie_encoder_decoder"}
 """Keys that no family reads; in any file, they may be false."""
 
 
+_FIELDS: Mapping[str, str] = MappingProxyType(
+  {
+    "features": "hidden_size n_embd d_model dim",
+    "num_heads": "num_attention_heads n_head n_heads num_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "shared_key_dim": "qk_rope_head_dim",
+    "position": "rope_parameters",
+    "rotary_fraction": "partial_rotary_factor rotary_pct",
+    "out_groups": "o_groups",
+    "encoder_attention": "attention_window",
+    "max_distance": "max_relative_positions relative_attention_max_distance",
+    "num_buckets": "position_buckets relative_attention_num_buckets",
+    "index_dim": "index_head_dim",
+    "index_rotary_dim": "qk_rope_head_dim",
+    "relative_distance": "relative_attention_max_distance",
+    "relative_buckets": "relative_attention_num_buckets",
+    "num_experts": "n_routed_experts num_local_experts num_experts",
+    "experts_per_token": "num_experts_per_tok num_experts_per_token",
+    "expert_groups": "n_group num_expert_group",
+    "groups_per_token": "topk_group",
+  }
+)
+"""Config fields in messages -> the keys from which families read them."""
+
+
 class Keys(Mapping[str, Any]):
   """The content of `config.json`, and which of its keys were read.
 
@@ -85,6 +111,24 @@ class Keys(Mapping[str, Any]):
 
   def __len__(self) -> int:
     return len(self._content)
+
+  def translate(self, message: str) -> str:
+    """Replaces config fields in a message with the keys of the file.
+
+    A message that starts with a key is returned as it is.
+    """
+    field, colon, _ = message.partition(":")
+    if not colon or field in self.read:
+      return message
+    name = field.rpartition(".")[2]  # Of 'decoder_around[0].num_kv_heads'.
+    if name in _FIELDS:
+      message = message.removeprefix(field.removesuffix(name))
+    return re.sub(r"\w+", lambda word: self._key(word[0]), message)
+
+  def _key(self, field: str) -> str:
+    """A key of a config field: in the file, else read, else the first; or the field."""
+    keys = _FIELDS.get(field, field).split()
+    return max(keys, key=lambda key: (key in self, key in self.read))
 
   def check(self, family: str, without_effect: Mapping[str, str]) -> None:
     """Raises ValueError for the first key that was not read and is not listed.

@@ -96,7 +96,7 @@ def _latent_layer(
 ) -> tuple[dict[str, Any], AttentionConfig]:
   """Returns the overrides of a latent-attention layer, and its mechanism."""
   heads = family.size(hf_config, "num_attention_heads")
-  family.only(hf_config, num_key_value_heads=heads)
+  family.only(hf_config, "num_attention_heads", num_key_value_heads=heads)
   rank = family.size(hf_config, "kv_lora_rank", 512)
   shared = family.size(hf_config, "qk_rope_head_dim", 64)
   has_bias = family.flag(hf_config, "attention_bias", False)
@@ -128,7 +128,7 @@ def _experts(hf_config: Mapping[str, Any], has_any: bool) -> dict[str, Any]:
     "expert_groups": family.size(hf_config, "num_expert_group", 1),
     "groups_per_token": family.size(hf_config, "topk_group", 1),
     "normalize_weights": family.flag(hf_config, "moe_renormalize", True),
-    "routed_scale": family.number(hf_config, "routed_scaling_factor", 2.446),
+    "routed_scale": family.positive(hf_config, "routed_scaling_factor", 2.446),
   }
   return fields if has_any else {}
 

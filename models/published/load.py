@@ -72,7 +72,7 @@ class Pretrained(NamedTuple):
         an id is outside the vocabulary.
     """
     names = FAMILIES[self.family].inputs
-    batch = to_batch(self.model, names, inputs)
+    batch = to_batch(self.model, names, inputs, self.config)
     out = forward(self.model, variables, batch)
     # The mean of DeiT's two heads.
     return out.mean(1) if self.model.config.head == "class" else out
@@ -211,7 +211,8 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     shapes = {} if family.kept is None else family.kept(keys)
     keys.check(family.name, family.without_effect)
   except ValueError as error:
-    raise ValueError(f"{folder / files.CONFIG}: {error}") from None
+    message = keys.translate(str(error))
+    raise ValueError(f"{folder / files.CONFIG}: {message}") from None
   kept = {}
   for name, shape in shapes.items():
     if name not in tensors:

@@ -51,7 +51,8 @@ def _windows(hf_config: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
     widths = [widths] * layers
   if len(widths) != layers:
     raise ValueError(
-      f"attention_window: expected {layers} numbers, got {widths}"
+      f"attention_window: expected {layers} (num_hidden_layers) numbers, got "
+      f"{widths}"
     )
   return tuple(
     AttentionConfig("sliding_window", {"window": width // 2})

@@ -32,15 +32,19 @@ def describe(
     hf_config,
     conv_kernel=WIDTH,
     hidden_act="silu",
-    # The authors' files have these sizes under other names as well.
-    intermediate_size=channels,
-    d_inner=channels,
-    d_model=features,
-    n_layer=layers,
     rms_norm=True,
     # With it, transformers 5 rescales weights after reading them.
     rescale_prenorm_residual=False,
   )
+  # The authors' files have these sizes under other names as well.
+  family.only(
+    hf_config,
+    "expand · hidden_size",
+    intermediate_size=channels,
+    d_inner=channels,
+  )
+  family.only(hf_config, "hidden_size", d_model=features)
+  family.only(hf_config, "num_hidden_layers", n_layer=layers)
   rank = hf_config.get("time_step_rank", "auto")
   if rank == "auto":
     rank = -(-features // 16)
@@ -51,7 +55,7 @@ def describe(
     "rank": rank,
   }
   if has_norms:
-    options["norm_epsilon"] = family.number(hf_config, "mixer_rms_eps", 1e-6)
+    options["norm_epsilon"] = family.positive(hf_config, "mixer_rms_eps", 1e-6)
   return mamba2.describe_gated(
     hf_config,
     family.size(hf_config, "vocab_size", 50280),

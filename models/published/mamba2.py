@@ -37,6 +37,7 @@ def describe(
       f"num_heads: expected expand · hidden_size / head_dim = "
       f"{expand * features / value_dim:g}, got {heads}"
     )
+  family.check_divisor("n_groups", groups, "num_heads", heads)
   has_bias = family.flag(hf_config, "use_bias", False)
   options = {"projection_bias": True} if has_bias else {}
   options |= step_limits(hf_config)
@@ -86,7 +87,7 @@ def step_limits(hf_config: Mapping[str, Any]) -> dict[str, float]:
     )
   except (KeyError, TypeError, ValueError):
     low, high = math.nan, math.nan
-  if not 0.0 <= low <= high:
+  if not 0.0 <= low <= high or math.isinf(low):
     raise ValueError(
       "time_step_limit: expected two increasing numbers of at least 0, got "
       f"{reprlib.repr(given)}"

@@ -36,16 +36,23 @@ def describe(
   epsilon = family.number(hf_config, "rms_norm_eps", 1e-6)
   positions = rotary.choices(hf_config, _ROTARY)
   width = family.size(hf_config, "head_dim", 128)
+  rotated = int(width * positions["rotary_fraction"])
+  index_dim = family.size(hf_config, "index_head_dim", 128)
+  if rotated % 2 or not 0 < rotated <= index_dim:
+    raise ValueError(
+      "rope_parameters: expected partial_rotary_factor · head_dim to be even, above 0 and "
+      f"at most index_head_dim {index_dim}, got {rotated}"
+    )
   options = {
     "block_size": family.size(hf_config, "index_block_size", 128),
     "top_k": family.size(hf_config, "index_topk_blocks", 16),
     "num_index_heads": family.size(hf_config, "index_n_heads", 4),
-    "index_dim": family.size(hf_config, "index_head_dim", 128),
+    "index_dim": index_dim,
     "local_blocks": family.value(
       hf_config, "index_local_blocks", Annotated[int, Ge(0)], 1
     ),
     "index_norm_epsilon": epsilon,
-    "index_rotary_dim": int(width * positions["rotary_fraction"]),
+    "index_rotary_dim": rotated,
   }
   kinds = llama.layer_types(hf_config, _SPARSE, lambda i: True)
   dense = AttentionConfig("dense")
@@ -55,7 +62,7 @@ def describe(
     "experts_per_token": family.size(hf_config, "num_experts_per_tok", 4),
     "expert_features": family.size(hf_config, "intermediate_size", 3072),
     "shared_features": family.size(hf_config, "shared_intermediate_size", 3072),
-    "routed_scale": family.number(hf_config, "routed_scaling_factor", 2.0),
+    "routed_scale": family.positive(hf_config, "routed_scaling_factor", 2.0),
     "router_scores": "sigmoid",
     "selection_bias": True,
   }
@@ -75,8 +82,8 @@ def describe(
     activation="silu",
     norm_kind="rms_from_one",
     query_key_norm="rms_from_one",
-    gate_slope=family.number(hf_config, "swiglu_alpha", 1.702),
-    gate_limit=family.number(hf_config, "swiglu_limit", 7.0),
+    gate_slope=family.positive(hf_config, "swiglu_alpha", 1.702),
+    gate_limit=family.positive(hf_config, "swiglu_limit", 7.0),
     gate_offset=1.0,
     decoder_attention=tuple(
       sparse if kind == _SPARSE else dense for kind in kinds

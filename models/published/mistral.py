@@ -70,8 +70,16 @@ def describe_with_temperature(
   parameters = (
     hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
   )
+  key = (
+    "rope_parameters" if hf_config.get("rope_parameters") else "rope_scaling"
+  )
   kind = "yarn"
-  family.only(parameters, rope_type=kind, type=kind)
+  try:
+    family.only(parameters, rope_type=kind, type=kind)
+    rate = family.number(parameters, "llama_4_scaling_beta", None)
+    length = family.size(parameters, "original_max_position_embeddings")
+  except ValueError as error:
+    raise ValueError(f"{key}: {error}") from None
   return describe(
     hf_config,
     names,
@@ -80,10 +88,8 @@ def describe_with_temperature(
     head_dim=family.optional_size(hf_config, "head_dim", 128),
     norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-5),
     query_temperature="steps",
-    temperature_rate=family.number(parameters, "llama_4_scaling_beta", None),
-    temperature_length=family.size(
-      parameters, "original_max_position_embeddings"
-    ),
+    temperature_rate=rate,
+    temperature_length=length,
     **choices,
   )
 

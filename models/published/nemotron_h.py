@@ -100,9 +100,12 @@ def _mechanism(hf_config: Mapping[str, Any], kind: str) -> AttentionConfig:
 
 def _mixer(hf_config: Mapping[str, Any]) -> AroundConfig:
   """Returns the overrides of a Mamba-2 layer."""
+  heads = family.size(hf_config, "mamba_num_heads", 128)
+  groups = family.size(hf_config, "n_groups", 8)
+  family.check_divisor("n_groups", groups, "mamba_num_heads", heads)
   fields = mamba2.mixer(
-    family.size(hf_config, "mamba_num_heads", 128),
-    family.size(hf_config, "n_groups", 8),
+    heads,
+    groups,
     mlp_features=0,
     head_dim=family.size(hf_config, "ssm_state_size", 128),
     value_dim=family.size(hf_config, "mamba_head_dim", 64),
@@ -130,7 +133,7 @@ def _experts(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     "expert_groups": family.size(hf_config, "n_group", 1),
     "groups_per_token": family.size(hf_config, "topk_group", 1),
     "normalize_weights": family.flag(hf_config, "norm_topk_prob", True),
-    "routed_scale": family.number(hf_config, "routed_scaling_factor", 1.0),
+    "routed_scale": family.positive(hf_config, "routed_scaling_factor", 1.0),
   }
 
 

@@ -118,6 +118,8 @@ def _recurrent(hf_config: Mapping[str, Any]) -> AroundConfig:
   heads = family.size(hf_config, "num_attention_heads")
   keys = family.optional_size(hf_config, "linear_num_key_heads") or heads
   values = family.optional_size(hf_config, "linear_num_value_heads") or heads
+  source = "linear_num_value_heads"
+  family.check_divisor("linear_num_key_heads", keys, source, values)
   key_dim = family.optional_size(hf_config, "linear_key_head_dim")
   key_dim = key_dim or int(0.75 * family.size(hf_config, "hidden_size") / keys)
   value_dim = family.optional_size(hf_config, "linear_value_head_dim")

@@ -15,11 +15,7 @@ def describe(
   hf_config: Mapping[str, Any], names: Collection[str], head: str
 ) -> Description:
   """Implements `Family.describe`."""
-  for key in ("rope_parameters", "rope_scaling"):
-    scaling = hf_config.get(key) or {}
-    if isinstance(scaling, dict):  # Others raise an error below.
-      kind = scaling.get("rope_type", scaling.get("type", "default"))
-      family.only({key: kind}, **{key: "default"})
+  rotary.check_unscaled(hf_config)
   return llama.describe(
     hf_config,
     names,

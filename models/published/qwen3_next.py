@@ -115,9 +115,12 @@ def hybrid(
 def _recurrent(hf_config: Mapping[str, Any]) -> AroundConfig:
   """Returns the overrides of a recurrent layer."""
   heads = family.size(hf_config, "linear_num_value_heads", 32)
+  groups = family.size(hf_config, "linear_num_key_heads", 16)
+  source = "linear_num_value_heads"
+  family.check_divisor("linear_num_key_heads", groups, source, heads)
   return delta_layer(
     num_heads=heads,
-    num_qk_heads=family.size(hf_config, "linear_num_key_heads", 16),
+    num_qk_heads=groups,
     head_dim=family.size(hf_config, "linear_key_head_dim", 128),
     value_dim=family.size(hf_config, "linear_value_head_dim", 128),
   )

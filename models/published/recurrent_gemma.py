@@ -28,19 +28,20 @@ def describe(
   heads = family.size(hf_config, "num_attention_heads", 10)
   width = family.optional_size(hf_config, "lru_width") or features
   pairs = family.size(hf_config, "intermediate_size", 7680)
-  for name, size, count in (
-    ("hidden_size", features, heads),
-    ("lru_width", width, heads),
-    ("intermediate_size", pairs, 2),
+  for name, size, count, source in (
+    ("hidden_size", features, heads, "num_attention_heads "),
+    ("lru_width", width, heads, "num_attention_heads "),
+    ("intermediate_size", pairs, 2, ""),
   ):
     if size % count:
-      raise ValueError(f"{name}: expected a multiple of {count}, got {size}")
+      raise ValueError(
+        f"{name}: expected a multiple of {source}{count}, got {size}"
+      )
   family.only(
-    hf_config,
-    conv1d_width=WIDTH,
-    hidden_activation="gelu_pytorch_tanh",
-    head_dim=features // heads,
+    hf_config, conv1d_width=WIDTH, hidden_activation="gelu_pytorch_tanh"
   )
+  source = "hidden_size / num_attention_heads"
+  family.only(hf_config, source, head_dim=features // heads)
   kinds = family.value(
     hf_config, "block_types", list[str], ["recurrent", "recurrent", "attention"]
   )
@@ -51,6 +52,8 @@ def describe(
   count = family.size(hf_config, "num_hidden_layers", 26)
   kinds = [kinds[i % len(kinds)] for i in range(count)]
   window = family.size(hf_config, "attention_window_size", 2048)
+  # transformers takes it for another name of the key.
+  family.only(hf_config, "attention_window_size", sliding_window=window)
   override = {
     "attention": AroundConfig(
       num_kv_heads=family.optional_size(hf_config, "num_key_value_heads")
@@ -71,12 +74,8 @@ def describe(
     "attention": AttentionConfig("sliding_window", {"window": (window - 1, 0)}),
     "recurrent": AttentionConfig("rg_lru"),
   }
+  rotary.check_unscaled(hf_config)
   positions = rotary.choices(hf_config, _ROTARY)
-  if positions["rotary_scaling"] is not None:
-    raise ValueError(
-      "rope_parameters: expected rope_type 'default' in this family, got "
-      f"{positions['rotary_scaling'].rope_type!r}"
-    )
   config = nested.make(
     ModelConfig,
     kind="decoder",
@@ -96,7 +95,7 @@ def describe(
     norm_epsilon=family.number(hf_config, "rms_norm_eps", 1e-6),
     # Rounded, as in the authors' code.
     embedding_scale=float(jnp.bfloat16(features**0.5)),
-    logit_soft_cap=family.number(hf_config, "logits_soft_cap", 30.0),
+    logit_soft_cap=family.positive(hf_config, "logits_soft_cap", 30.0),
     tie_embeddings=family.flag(hf_config, "tie_word_embeddings", True),
     head=head,
     decoder_attention=tuple(mechanisms[kind] for kind in kinds),
@@ -182,7 +181,6 @@ RECURRENT_GEMMA = Family(
       "final_w_init_variance_scale w_init_variance_scale",
     ),
     **no_effect("follows from block_types", "layer_types layers_block_type"),
-    **no_effect("follows from attention_window_size", "sliding_window"),
     **no_effect(
       "has the same value in the whole family",
       "embeddings_scale_by_sqrt_dim block_type",

@@ -83,6 +83,18 @@ def choices(
   }
 
 
+def check_unscaled(hf_config: Mapping[str, Any]) -> None:
+  """Raises ValueError if the positions have a type other than 'default'."""
+  for key in ("rope_parameters", "rope_scaling"):
+    scaling = hf_config.get(key) or {}
+    if isinstance(scaling, dict):  # Others raise an error in `choices`.
+      kind = scaling.get("rope_type", scaling.get("type", "default"))
+      if kind not in ("default", None):
+        raise ValueError(
+          f"{key}: expected rope_type 'default' in this family, got {kind!r}"
+        )
+
+
 def overrides(
   hf_config: Mapping[str, Any], types: LayerTypes, kinds: Sequence[str]
 ) -> tuple[AroundConfig, ...]:
@@ -148,12 +160,20 @@ def _parameters(
     ("rope_theta", rotary.theta, rotary.default),
     ("partial_rotary_factor", rotary.share, rotary.default_share),
   ):
-    old_values = [hf_config[key] for key in keys if key in hf_config]
+    old_keys = [key for key in keys if key in hf_config]
+    old_values = [hf_config[key] for key in old_keys]
     if old_values and keys[0] not in hf_config and name not in new:
       raise ValueError(f"{keys[0]}: missing; without it, {name} is not read")
     given = [x for x in (both.get(name), *old_values) if x is not None]
     if any(value != given[0] for value in given):
-      twice = " and ".join(map(repr, given))
+      named = zip(
+        ("rope_parameters", *old_keys),
+        (both.get(name), *old_values),
+        strict=True,
+      )
+      twice = " and ".join(
+        f"{x!r} ({key})" for key, x in named if x is not None
+      )
       raise ValueError(f"{name}: the file has two different values, {twice}")
     if old_values and not given and default is not None:
       raise ValueError(f"{keys[0]}: expected a number, got null")

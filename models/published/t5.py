@@ -28,10 +28,11 @@ def describe(
   activation, gated = _ACTIVATIONS[feed_forward]
   family.only(
     hf_config,
+    "feed_forward_proj",
     dense_act_fn=family.their_activation(activation),
     is_gated_act=gated,
-    is_encoder_decoder=True,
   )
+  family.only(hf_config, is_encoder_decoder=True)
   # Version 5 always writes that the head is tied, and whether it is scaled.
   ties = family.flag(hf_config, "tie_word_embeddings", True)
   scales = family.flag(hf_config, "scale_decoder_outputs", ties)

@@ -22,6 +22,8 @@ class Text(NamedTuple):
     images: the prefixes of all other tensors.
     unread: keys of `config.json` on which no text depends.
     has_parts: whether files have a tensor for each projection of each expert.
+    reads_inner_tie: whether a true `tie_word_embeddings` of the text model ties the
+      head of the multimodal model.
   """
 
   architecture: str
@@ -34,11 +36,13 @@ class Text(NamedTuple):
     *("vision_start_token_id", "vision_end_token_id"),
   )
   has_parts: bool = False
+  reads_inner_tie: bool = False
 
 
 _MINIMAX_M3 = Text(
   "MiniMaxM3VLForCausalLM",
   has_parts=True,
+  reads_inner_tie=True,
   renamed=(
     (r"^language_model\.lm_head\.", "lm_head."),
     (r"^language_model\.model\.", "model."),
@@ -96,8 +100,11 @@ def text_config(hf_config: Mapping[str, Any], text: Text) -> dict[str, Any]:
   if not isinstance(own, dict):
     raise ValueError(f"{_CONFIG}: expected an object, got {own!r:.80}")
   # The head belongs to the multimodal model.
-  outer = {k: hf_config[k] for k in ("tie_word_embeddings",) if k in hf_config}
-  return {**own, **outer, "architectures": [text.architecture]}
+  ties = hf_config.get("tie_word_embeddings") or False
+  if text.reads_inner_tie:
+    ties = ties or own.get("tie_word_embeddings") or False
+  changes = {"architectures": [text.architecture], "tie_word_embeddings": ties}
+  return {**own, **changes}
 
 
 def text_tensors(tensors: files.Tensors, text: Text) -> dict[str, files.Tensor]:

@@ -18,10 +18,10 @@ def describe(
   del names
   features = family.size(hf_config, "hidden_size", 4096)
   layers = family.size(hf_config, "num_hidden_layers", 32)
+  family.only(hf_config, "hidden_size", embedding_dim=features)
+  family.only(hf_config, "num_hidden_layers", num_blocks=layers)
   family.only(
     hf_config,
-    embedding_dim=features,
-    num_blocks=layers,
     # Norms would also have biases.
     use_bias=False,
     add_out_norm=True,
@@ -34,7 +34,7 @@ def describe(
     width = int(features * family.number(hf_config, name, default))
     if width < 1 or width % heads:
       raise ValueError(
-        f"{name}: expected a multiple of {heads} heads, got {width}"
+        f"{name}: expected a multiple of {heads} (num_heads) features, got {width}"
       )
     widths[name] = width // heads
   multiple = family.size(hf_config, "ffn_round_up_to_multiple_of", 64)

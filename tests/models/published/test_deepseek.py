@@ -114,8 +114,12 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.4}
   ("values", "message"),
   [
     ({"num_key_value_heads": 6}, "num_key_value_heads: expected 1, got 6"),
-    ({"qk_rope_head_dim": 6}, "qk_rope_head_dim: expected 4, got 6"),
-    ({"partial_rotary_factor": 0.2}, "qk_rope_head_dim: expected 2, got 4"),
+    ({"qk_rope_head_dim": 6}, "qk_rope_head_dim: expected 4 (head_dim"),
+    (
+      {"partial_rotary_factor": 0.2},
+      "qk_rope_head_dim: expected 2 (head_dim · partial_rotary_factor), got 4",
+    ),
+    ({"o_groups": 5}, "o_groups: expected a divisor of num_attention_heads"),
     ({"rms_norm_eps": 1e-5}, "rms_norm_eps: expected 1e-06, got 1e-05"),
     ({"n_shared_experts": 2}, "n_shared_experts: expected 1, got 2"),
     ({"norm_topk_prob": False}, "norm_topk_prob: expected True, got False"),
@@ -189,22 +193,31 @@ def test_layers_that_select_the_keys_of_an_earlier_layer(values, tmp_path):
   ],
 )
 def test_indexers_that_are_not_read(values, tmp_path):
-  message = (
-    f"{[*values][-1]}: expected 4 entries, full or shared, starting with full"
-  )
+  message = f"{[*values][-1]}: expected 4 (num_hidden_layers) entries, full or"
   assert_not_read("glm_moe_dsa", tmp_path, message, **values)
 
 
 @pytest.mark.parametrize(
   ("values", "message"),
   [
-    ({"num_key_value_heads": 1}, "num_key_value_heads: expected 3, got 1"),
+    (
+      {"num_key_value_heads": 1},
+      "num_key_value_heads: expected 3 (num_attention_heads), got 1",
+    ),
     ({"rope_interleave": False}, "rope_interleave: expected True, got False"),
+    ({"rope_interleave": None}, "rope_interleave: expected True, got null"),
+    (
+      {"routed_scaling_factor": 0.0},
+      "routed_scaling_factor: expected greater than 0, got 0.0",
+    ),
+    (
+      {"num_experts_per_tok": 9},
+      "num_experts_per_tok: expected at most the 8 experts of topk_group, got 9",
+    ),
     ({"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid'"),
     ({"topk_method": "greedy"}, "topk_method: expected 'noaux_tc'"),
-    ({"head_dim": 8}, "head_dim: expected 6, got 8"),
-    ({"qk_rope_head_dim": 5}, "head_dim: expected 5, got 6"),
-    ({"qk_nope_head_dim": 8}, "qk_head_dim: expected 14, got 15"),
+    ({"head_dim": 8}, "head_dim: expected 6 (qk_rope_head_dim), got 8"),
+    ({"qk_rope_head_dim": 5}, "head_dim: expected 5 (qk_rope_head_dim)"),
   ],
 )
 def test_configs_that_are_not_read(values, message, tmp_path):

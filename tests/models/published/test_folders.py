@@ -81,7 +81,7 @@ def test_tensors_that_are_too_many(tmp_path, name, message):
     ({"hidden_act": "mish"}, "hidden_act: expected one of relu, gelu"),
     ({"hidden_size": "24"}, "hidden_size: expected a valid integer, got"),
     ({"hidden_size": None}, "hidden_size: missing"),
-    ({"num_attention_heads": 5}, "features: 24 is not divisible by"),
+    ({"num_attention_heads": 5}, "hidden_size: 24 is not divisible by"),
     ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
     ({"layer_norm_eps": "small"}, "layer_norm_eps: expected a valid number"),
     # At once, with no array of this size.

@@ -98,6 +98,11 @@ def test_inputs_that_are_none():
     ("gpt2", {"input_ids": IDS.astype(np.uint8) + 60}, "id 61 at [0, 0]"),
     ("gpt2", {"input_ids": np.int64(IDS) + 2**32}, "id 4294967297 at [0, 0]"),
     (
+      "gpt2",
+      {"input_ids": np.ones((1, 41), int)},
+      "41 positions are more than the model's 40 (n_positions)",
+    ),
+    (
       "bert_masked",
       {"token_type_ids": IDS * 2, "input_ids": IDS},
       "id 2 at [0",

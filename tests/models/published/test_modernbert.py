@@ -73,7 +73,8 @@ def test_the_head_follows_the_base_model(tmp_path):
     (
       "modernbert",
       {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
-      "rope_theta: the file has two different values, 5.0 and 700.0",
+      "rope_theta: the file has two different values, 5.0 (rope_parameters) and "
+      "700.0 (global_rope_theta)",
     ),
     ("modernbert", {"norm_bias": False}, "norm.bias: no variable of this"),
     ("modernbert", {"decoder_bias": False}, "decoder.bias: no variable of"),

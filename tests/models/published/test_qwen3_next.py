@@ -46,8 +46,14 @@ def test_token_by_token():
       {"layer_types": ["linear_attention"] * 3 + ["sliding_attention"]},
       "layer_types: expected 4 of linear_attention and full_attention",
     ),
-    ({"linear_num_key_heads": 4}, "decoder_around[0].num_qk_heads: expected a"),
-    ({"partial_rotary_factor": 0.2}, "position: rotary rotates pairs"),
+    (
+      {"linear_num_key_heads": 4},
+      "linear_num_key_heads: expected a divisor of linear_num_value_heads",
+    ),
+    (
+      {"partial_rotary_factor": 0.2},
+      "rope_parameters: rotary rotates pairs and needs an even head_dim, got",
+    ),
   ],
 )
 def test_configs_that_are_not_read(values, message, tmp_path):
