@@ -18,12 +18,12 @@ from attention.softmax.visible import Visible
 from attention.testing import assert_close
 from tests.attention import calls
 
-BATCH, HEADS, KV_HEADS, DIM, VALUES = 2, 4, 2, 8, 6
+BATCH, HEADS, KV_HEADS, DIM, VALUES = 3, 4, 2, 8, 6
 LENGTH = 37
 
 
 def drawn(length=LENGTH, source=None):
-  return calls.draw(length, source, value=VALUES)
+  return calls.draw(length, source, value=VALUES, batch=BATCH)
 
 
 def near(left, right, length=LENGTH):
@@ -163,7 +163,7 @@ def test_lse_and_its_gradients(sides, block, where):
 def test_rows_that_see_nothing():
   """Zeros, −∞, and no gradient, not even of NaN behind a key mask."""
   query, *kv = map(np.array, drawn(20))
-  keep = np.arange(20)[None] >= np.array([[6], [20]])
+  keep = np.arange(20)[None] >= np.array([[6], [20], [13]])
   for x in kv:
     x[~keep] = np.nan
   sees = visible.key_mask(jnp.asarray(keep)) & visible.causal()
