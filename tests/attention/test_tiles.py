@@ -258,6 +258,17 @@ def test_conditions_are_combined_at_their_positions(starts):
     assert_close(run(query, key, value, sees=sees), expected, 1e-5)
 
 
+def test_functions_caps_and_sides_of_windows_are_static():
+  """A program depends on them; arrays and a scale are its arguments."""
+
+  def mod(score, *place):
+    return score
+
+  sees = visible.window(5, 3) & visible.mask_mod(mod)
+  own = Logits(scale=0.3, soft_cap=2.0, score_mod=mod, sinks=jnp.ones(2))
+  assert jax.tree.leaves((sees, own)) == [0.3, own.sinks]
+
+
 def test_conditions_at_different_positions_are_refused():
   here = visible.causal() & Visible(query_start=16)
   for other in (Visible(query_start=8), Visible(query_start=16, key_start=1)):
