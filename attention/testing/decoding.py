@@ -202,6 +202,8 @@ def decoding_from_a_prompt(mechanism: Mechanism) -> None:
 def decoding_past_the_end(mechanism: Mechanism) -> None:
   """Decoding with a full cache must raise a ValueError that names the cache.
 
+  So must `prefill` for a prompt that is longer than the cache.
+
   If the index is traced, the result must be NaN for examples whose cache is full, and
   for no others. A factory decorated with `attention_factory` does both for a cache with
   `grows = True`.
@@ -215,12 +217,19 @@ def decoding_past_the_end(mechanism: Mechanism) -> None:
   out, _ = _steps(mechanism, variables, mixed, now)
   require(np.isnan(out[0]).all(), "a full cache gives numbers, expected NaN")
   assert_close(out[1], expected[1, 4:5], 1e-5, "an example beside a full cache")
-  try:
-    mechanism.decoder("decode")(variables, full, *mechanism.three(now))
-  except ValueError as error:
-    require(str(error).startswith("cache: "), f"a full cache raises {error!r}")
-  else:
-    require(False, "a full cache is accepted, expected ValueError")
+  calls = {"decode": (full, now, ())}
+  if mechanism.record.prefill is not None:
+    longer = [np.concatenate([x, x[:, :1]], axis=1) for x in qkv]
+    calls["prefill"] = empty, longer, (np.array([_LENGTH + 1, 1]),)
+  for name, (cache, arrays, lengths) in calls.items():
+    call = functools.partial(mechanism.decoder(name), variables, cache)
+    try:
+      call(*mechanism.three(arrays), *lengths)
+    except ValueError as error:
+      is_named = str(error).startswith("cache: ")
+      require(is_named, f"{name} with a full cache raises {error!r}")
+    else:
+      require(False, f"{name} accepts a full cache, expected ValueError")
 
 
 @law("decode")

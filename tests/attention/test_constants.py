@@ -9,6 +9,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import attention
 from attention import ATTENTIONS, Dims
@@ -177,3 +178,58 @@ def test_mamba3_has_a_least_rate():
   params = params | {n: jnp.full_like(params[n], x) for n, x in zeros.items()}
   gates = record.gates({"params": params}, jnp.ones((1, 4, 3)))
   np.testing.assert_allclose(gates["log_decay"], -6.931472e-5, rtol=1e-5)
+
+
+_STEPS = math.log(0.001), math.log(0.1)
+_RAMP = np.array([-5.5, -2.5, 0.5])
+_FIRST = {
+  # Of the authors' code, BlinkDL/RWKV-LM: 0.5 − 6 to 0.5, and the constant terms of k_k,
+  # a0 and r_k; of version 6, −6 to −1, and zigzags.
+  "rwkv7": {
+    **{"decay_bias": [_RAMP, _RAMP], "removal_scale": 0.71, "rate_share": 1.0},
+    **{"rate_bias": -0.19, "bonus": -0.04},
+  },
+  "rwkv6": {
+    "decay_bias": [[-6.0, -5.0, -4.0], [-3.0, -2.0, -1.0]],
+    "bonus": [[0.0, 0.1, -0.1], [0.0, 0.1, -0.1]],
+  },
+  # xLSTM's forget gates of 3 to 6, the rows of S4D-real, and sigmoid(4) = 0.982.
+  "mlstm": {"forget_bias": [3.0, 6.0], "forget_kernel": 0, "input_kernel": 0},
+  "mamba": {"log_rate": np.log([[[n] * 3 for n in range(1, 17)]] * 2)},
+  "titans": {"decay_bias": 4.0, "momentum_bias": 0.0, "rate_bias": 0.0},
+  # softplus(0.11064661) = 0.75, and at least 0.25 more: Λ is 1.
+  "mesa": {"regularizer": 0.11064661, "decay_bias": 0.0, "rate_bias": 0.0},
+  "comba": {"correction": 0.02},
+  "precond_delta": {"center": -0.2},
+}
+
+
+@pytest.mark.parametrize("name", _FIRST)
+def test_first_gates_are_those_of_the_authors(name):
+  record = ATTENTIONS[name]()
+  params = record.init(jax.random.key(0), Dims(2, 2, 3, 16, 5))["params"]
+  for one, expected in _FIRST[name].items():
+    expected = np.broadcast_to(expected, params[one].shape)
+    np.testing.assert_allclose(params[one], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("name", "values", "low", "high"),
+  [
+    ("mamba2", lambda p: jnp.exp(p["log_rate"]), 1.0, 16.0),
+    ("gated_delta", lambda p: jnp.exp(p["log_rate"]), 1.0, 16.0),
+    ("mamba2", lambda p: jnp.log(jax.nn.softplus(p["step_bias"])), *_STEPS),
+    ("mamba", lambda p: jnp.log(jax.nn.softplus(p["step_bias"])), *_STEPS),
+    # a⁸ of Griffin's λ, equation 6 and section 2.4.
+    ("rg_lru", lambda p: jax.nn.sigmoid(-p["log_rate"]) ** 8, 0.9, 0.999),
+  ],
+)
+def test_first_rates_are_uniform(name, values, low, high):
+  """Of 2,000 heads: the mean is within 3 % of the range, 4.6 standard errors."""
+  params = ATTENTIONS[name]().init(
+    jax.random.key(0), Dims(2000, 2000, 1, 16, 2)
+  )["params"]
+  share = (np.asarray(values(params), float) - low) / (high - low)
+  assert -1e-5 < share.min() < 0.02
+  assert 0.98 < share.max() < 1 + 1e-5
+  np.testing.assert_allclose(share.mean(), 0.5, atol=0.03)

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 import attention
 from attention import ATTENTIONS, Dims, gates_from_keys
 from docs import options
+from tests.attention import defaults
 from tests.attention.calls import normal
 
 DIMS = Dims(
@@ -155,6 +157,13 @@ def test_options_of_a_call_and_of_a_config():
   assert (
     "| `num_features=256`, `kernel='softmax'` | `num_features=128` |" in row
   )
+
+
+def test_defaults_are_those_written_down():
+  """A config that names no value of an option has its default: the module that wrote
+  the file says how to write a new one."""
+  kept = pathlib.Path(defaults.__file__).with_suffix(".txt").read_text("utf-8")
+  assert [*defaults.rows()] == kept.splitlines()
 
 
 def test_what_is_typed_wrongly_is_named():

@@ -152,7 +152,7 @@ def test_rows_of_deberta():
 def test_disentangled_attention():
   """Equation 4 of DeBERTa, pair by pair, from projected embeddings of positions."""
   rng = np.random.default_rng(0)
-  B, T, N, K, H = 2, 9, 4, 2, 6
+  B, T, N, K, H = 3, 9, 4, 2, 6
   query, out = rng.standard_normal((2, B, T, N, H))
   key, value = rng.standard_normal((2, B, T, K, H))
   far_keys, far_queries = rng.standard_normal((2, N, 8, H))

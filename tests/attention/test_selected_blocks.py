@@ -11,6 +11,7 @@ from attention import selected_attention
 from attention.definitions import selected_attention as definition
 from tests.attention import calls
 from tests.attention.test_lse import check, key_mask, of_pairs, weights_of
+from tests.attention.test_platforms import trips
 from tests.refusals import assert_refused
 
 LENGTH = 150
@@ -143,6 +144,22 @@ def test_memory_is_linear(size):
     return compiled.memory_analysis().temp_size_in_bytes
 
   assert temporaries(8192) < 2.3 * temporaries(4096)
+
+
+@pytest.mark.parametrize(
+  ("size", "num_blocks", "steps"), [(16, 16, 2), (8, 4, 32)]
+)
+def test_no_step_is_too_small(size, num_blocks, steps):
+  """On a CPU, whose steps are the least: two full tiles of each block, all keys.
+
+  128 queries select 16 blocks each, 2 · 64 times each of 16; eight queries gather
+  4 · 8 keys each, as many as the 256 that a step's gradients are added to.
+  """
+  x = jax.ShapeDtypeStruct((1, 256, 1, 4), jnp.float32)
+  indices = jax.ShapeDtypeStruct((1, 256, 1, num_blocks), jnp.int32)
+  attend = jax.jit(partial(selected_attention, block_size=size))
+  traced = attend.trace(x, x, x, block_indices=indices)
+  assert next(trips(traced.jaxpr.jaxpr)) == steps
 
 
 def test_refusals(unchecked):

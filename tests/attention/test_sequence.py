@@ -294,6 +294,7 @@ def test_other_ways_of_exact_attention(
     ("flash", {"in_parts": "balanced", "is_causal": True}),
     ("flash", {"in_parts": "all_to_all"}),
     ("sliding_window", {"window": 3}),
+    ("sliding_window", {"window": (10, 7), "dilation": 2}),
     ("differential", {"weight": 0.3}),
     ("linformer", {"key_projection": normal((24, 5))[0]}),
     ("bigbird", {"block_size": 3, "random_blocks": np.zeros((HEADS, 6, 1), int)}),

@@ -18,12 +18,12 @@ from attention.softmax.visible import Visible
 from attention.testing import assert_close
 from tests.attention import calls
 
-BATCH, HEADS, KV_HEADS, DIM, VALUES = 2, 4, 2, 8, 6
+BATCH, HEADS, KV_HEADS, DIM, VALUES = 3, 4, 2, 8, 6
 LENGTH = 37
 
 
 def drawn(length=LENGTH, source=None):
-  return calls.draw(length, source, value=VALUES)
+  return calls.draw(length, source, value=VALUES, batch=BATCH)
 
 
 def near(left, right, length=LENGTH):
@@ -163,7 +163,7 @@ def test_lse_and_its_gradients(sides, block, where):
 def test_rows_that_see_nothing():
   """Zeros, −∞, and no gradient, not even of NaN behind a key mask."""
   query, *kv = map(np.array, drawn(20))
-  keep = np.arange(20)[None] >= np.array([[6], [20]])
+  keep = np.arange(20)[None] >= np.array([[6], [20], [13]])
   for x in kv:
     x[~keep] = np.nan
   sees = visible.key_mask(jnp.asarray(keep)) & visible.causal()
@@ -256,6 +256,17 @@ def test_conditions_are_combined_at_their_positions(starts):
     # As an argument of a compiled function, and at positions that are traced.
     run = jax.jit(lambda *qkv, sees: attend(*qkv, sees)[0])
     assert_close(run(query, key, value, sees=sees), expected, 1e-5)
+
+
+def test_functions_caps_and_sides_of_windows_are_static():
+  """A program depends on them; arrays and a scale are its arguments."""
+
+  def mod(score, *place):
+    return score
+
+  sees = visible.window(5, 3) & visible.mask_mod(mod)
+  own = Logits(scale=0.3, soft_cap=2.0, score_mod=mod, sinks=jnp.ones(2))
+  assert jax.tree.leaves((sees, own)) == [0.3, own.sinks]
 
 
 def test_conditions_at_different_positions_are_refused():

@@ -103,3 +103,19 @@ def test_every_column_has_its_field(record):
   }
   assert {name: row[name] for name in expected} == expected
   assert "jax" not in row
+
+
+def test_rows_are_ordered(record):
+  """By task, by mechanism as in `ATTENTIONS`, variants last, then by each number."""
+  changes = [
+    *({"task": "copy"}, {"attention": "sliding_window"}),
+    *({"attention": "bigbird"}, {"across": {"model.features": 9}}),
+    *({}, {"seed": 10}, {"grid": {"optimizer.learning_rate": 0.5}}),
+    *({"width": None}, {"across": {"model.features": 100}}),
+    {"across": {"model.features": "all"}},
+  ]
+  numbered = [
+    record | change | {"parameters": n} for n, change in enumerate(changes)
+  ]
+  found = frame.runs(numbered[::-1])["parameters"]
+  assert found.tolist() == [*range(len(changes))]

@@ -233,6 +233,8 @@ def test_a_token_has_no_effect_on_others():
   np.testing.assert_array_equal(
     np.delete(changed[1], 3, 0), np.delete(out[1], 3, 0)
   )
+  alone = [apply(layer, variables, x[:1, i : i + 1]) for i in range(x.shape[1])]
+  np.testing.assert_allclose(np.concatenate(alone, 1), out[:1], atol=1e-6)
 
 
 def kernels(x):

@@ -286,6 +286,10 @@ def test_two_layers_are_one_picture(tmp_path, figures):
   [figure] = figures
   titles = [part.get_suptitle() for part in figure.subfigs]
   assert titles == ["layer: lsh", "layer: dense"]
+  # One below the other, they take all of the picture but a gap.
+  upper, lower = (part.bbox for part in figure.subfigs)
+  assert 0.0 < upper.y0 - lower.y1 < 0.03 * figure.bbox.height
+  np.testing.assert_allclose([lower.y0, upper.y1], [0, figure.bbox.y1], atol=1)
 
 
 @pytest.mark.parametrize(

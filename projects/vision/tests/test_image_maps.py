@@ -36,6 +36,17 @@ def test_labels_are_rows_and_columns():
   assert image_maps.labels(p.model, 11)[:3] == ["[CLS]", "[DIST]", "0,0"]
 
 
+def test_a_query_is_a_patch_of_the_image():
+  """Of 3 × 2 patches of 4 × 4 pixels."""
+  model = models.load_pretrained(FOLDERS["deit"]).model
+  shape = 1, 15, 11, 3
+  assert image_maps.parse_query(model, shape, None) is None
+  assert image_maps.parse_query(model, shape, [" 2", "1 "]) == (2, 1)
+  for query in (["3", "0"], ["2", "2"], ["-1", "0"], ["1"], ["0", "0", "0"]):
+    with pytest.raises(ValueError, match="a row below 3 and a column below 2"):
+      image_maps.parse_query(model, shape, query)
+
+
 @pytest.mark.parametrize(
   ("query", "name", "token"), [(None, "[CLS]", 0), ((1, 2), "1,2", 7)]
 )

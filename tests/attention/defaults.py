@@ -1,0 +1,26 @@
+"""Default of every option of the public functions, which nobody changes unnoticed.
+
+python -m tests.attention.defaults > tests/attention/defaults.txt
+"""
+
+import inspect
+
+import attention
+
+
+def rows():
+  """Of each function, such as 'performer | num_features=256, kernel='softmax''."""
+  for name in attention.__all__:
+    function = getattr(attention, name)
+    if inspect.isfunction(function):
+      options = [
+        f"{x.name}={getattr(x.default, '__name__', repr(x.default))}"
+        for x in inspect.signature(function).parameters.values()
+        if x.default is not x.empty
+      ]
+      if options:
+        yield f"{name} | {', '.join(options)}"
+
+
+if __name__ == "__main__":
+  print(*rows(), sep="\n")
