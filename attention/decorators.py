@@ -74,7 +74,9 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
       qkv = programs.promote(*qkv)
     if visible_names:
       pairs = {n: given.pop(n) for n in visible_names if n in given}
-      given["visible"] = visible_from_options(qkv[0], qkv[1], **pairs)
+      given["visible"] = visible_from_options(
+        qkv[0], qkv[1], **pairs, axis_name=given.get("axis_name")
+      )
     if logits_names:
       pairs = {n: given.pop(n) for n in logits_names if n in given}
       given["logits"] = logits_from_options(
