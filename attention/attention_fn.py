@@ -70,8 +70,11 @@ def as_attention_fn(
 
   Cost: that of `attention`; sowing the weights costs `attention_weights`.
   """
+  bound, inner = dict(options), attention
+  while isinstance(inner, functools.partial):
+    bound, inner = {**inner.keywords, **bound}, inner.func
   for name in ("mask", "dropout_rate", "dropout_rng"):
-    if name in options:
+    if name in bound:
       raise ValueError(
         f"{name}: expected no such option, got one; give it to the Flax module"
       )
@@ -122,22 +125,22 @@ def as_attention_fn(
     qk_attn_weights_einsum: Callable[..., Array] | None = None,
     attn_weights_value_einsum: Callable[..., Array] | None = None,
   ) -> Array:
-    for name, hook in (
+    for hook_name, hook in (
       ("precision", precision),
       ("qk_attn_weights_einsum", qk_attn_weights_einsum),
       ("attn_weights_value_einsum", attn_weights_value_einsum),
     ):
       if hook is not None:
         raise ValueError(
-          f"{name}: expected None, got {hook}; for the precision of products "
+          f"{hook_name}: expected None, got {hook}; for the precision of products "
           "set jax.default_matmul_precision around the call"
         )
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
     batch_shape = query.shape[:-3]
-    for name, x in (("key", key), ("value", value)):
+    for array_name, x in (("key", key), ("value", value)):
       if x.shape[:-3] != batch_shape:
         raise ValueError(
-          f"{name}: expected leading axes {batch_shape}, like the query's, got shape "
+          f"{array_name}: expected leading axes {batch_shape}, like the query's, got shape "
           f"{x.shape}"
         )
     query, key, value = (
@@ -149,7 +152,7 @@ def as_attention_fn(
     if mask is not None:
       call["mask"] = _merge_batch_axes("mask", mask != 0, batch_shape)
     if bias is not None:
-      if "bias" in options:
+      if "bias" in bound:
         raise ValueError(
           "bias: expected one, got one from as_attention_fn and one in the "
           "call; give their sum to as_attention_fn"
@@ -177,6 +180,11 @@ def as_attention_fn(
         dropout_rng = dropout.shared(dropout_rng)
       call.update(dropout_rate=dropout_rate, dropout_rng=dropout_rng)
     out = apply(query, key, value, **call)
+    if not hasattr(out, "reshape"):
+      raise ValueError(
+        f"attention: expected {name} to return one array, got a "
+        f"{type(out).__name__}; leave out options such as return_lse and return_state"
+      )
     return out.reshape(*batch_shape, *out.shape[1:])
 
   return attention_fn

@@ -13,6 +13,7 @@ from attention.mechanism import Attention, Hyperparameters
 from attention.platform import backend, layout
 from attention.platform.blocks import split_blocks
 from attention.platform.derivative import match_varying
+from attention.platform.programs import axis_size
 from attention.softmax import dropout, sharding
 from attention.softmax.logits import PLAIN, Logits
 from attention.softmax.mods import BlockMask
@@ -423,7 +424,7 @@ def bigbird(block_size: int = 64, num_random: checks.FromZero = 3) -> Attention:
     checks.check_qkv(query, key, value)
     if call.get("random_blocks") is None:
       axis_name = call.get("axis_name")
-      devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+      devices = 1 if axis_name is None else axis_size(axis_name)
       count = -(-devices * query.shape[1] // block_size)
       call["random_blocks"] = bigbird_random_blocks(
         jax.random.wrap_key_data(variables["constants"]["key"]),

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import AbstractArray, Array, Bool, Float, Int
 import numpy as np
 
+from attention.platform.programs import axis_size
+
 FromZero = Annotated[int, "at least 0"]
 """An int of at least 0; a plain `int` is at least 1."""
 
@@ -446,5 +448,6 @@ CHECKS: Mapping[str, Check] = {
   "log_forget": _check_log_forget,
   **dict.fromkeys(TABLES, _check_table),
   "dropout_rate": _check_dropout,
+  "axis_name": lambda _, axis, *__: axis_size(axis),
 }
 """Option -> its check, in every function that takes it."""

@@ -24,7 +24,7 @@ from typing import (
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import AbstractArray
+from jaxtyping import AbstractArray, Array, Int
 
 from attention import checks
 from attention.checks import Check, FromZero
@@ -74,7 +74,9 @@ def attention_function(function: Callable[P, R]) -> Callable[P, R]:
       qkv = programs.promote(*qkv)
     if visible_names:
       pairs = {n: given.pop(n) for n in visible_names if n in given}
-      given["visible"] = visible_from_options(qkv[0], qkv[1], **pairs)
+      given["visible"] = visible_from_options(
+        qkv[0], qkv[1], **pairs, axis_name=given.get("axis_name")
+      )
     if logits_names:
       pairs = {n: given.pop(n) for n in logits_names if n in given}
       given["logits"] = logits_from_options(
@@ -277,10 +279,36 @@ def attention_factory(
   return checked
 
 
-def _with_cache_checks(record: Attention) -> Attention:
-  """Adds checks to `decode` and `prefill` that raise if a growing cache is full.
+_QKV = ("query", "key", "value")
+_PREFILL = {"query": checks.ARRAYS["query"], "lengths": Int[Array, "B"]}
+_WHOLE = (
+  *("mask", "is_causal", "query_segment_ids", "key_segment_ids", "visible"),
+  *("bias", "global_indices", "global_qkv", "dropout_rate", "dropout_rng"),
+  *("axis_name", "return_lse"),
+)
+"""Options of calls on whole sequences, which `decode` and `prefill` do not have."""
 
-  If the index is traced, `decode` returns NaN instead.
+
+def _check_cache_options(name: str, function: Any, call: Any) -> None:
+  """Raises ValueError for options that `decode` or `prefill` does not have."""
+  parameters = inspect.signature(function).parameters.values()
+  known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+  for option in call:
+    if option in _WHOLE:
+      raise ValueError(
+        f"{option}: expected none in {name}, whose queries see the earlier "
+        "positions of their own example, got one; give it to apply"
+      )
+    if option not in known and not takes_any:
+      raise ValueError(unknown_option(option, name, known))
+
+
+def _with_cache_checks(record: Attention) -> Attention:
+  """Adds checks of the arguments of `decode` and `prefill`.
+
+  They also raise if a growing cache is full. If the index is traced, `decode` returns
+  NaN instead.
   """
   decode: Any = record.decode
   prefill: Any = record.prefill
@@ -298,6 +326,13 @@ def _with_cache_checks(record: Attention) -> Attention:
 
   @functools.wraps(decode)
   def checked_decode(variables, cache, *arrays, **call):
+    _check_cache_options("decode", decode, call)
+    for name, x in zip(_QKV, arrays, strict=False):
+      if x is not None and (x.ndim != 4 or x.shape[1] != 1):
+        raise ValueError(
+          f"{name}: decode expected one position [B, 1, heads, features], got shape "
+          f"{x.shape}"
+        )
     capacity = capacity_of(cache)
     if capacity is None:
       return decode(variables, cache, *arrays, **call)
@@ -311,11 +346,22 @@ def _with_cache_checks(record: Attention) -> Attention:
     return out, new_cache
 
   @functools.wraps(prefill)
-  def checked_prefill(variables, cache, query, *arrays, **call):
+  def checked_prefill(variables, cache, query, key, value, lengths, **call):
+    _check_cache_options("prefill", prefill, call)
+    checks.check_call(
+      {"query": query, "lengths": lengths}, _PREFILL, needed=_PREFILL
+    )
     capacity, length = capacity_of(cache), query.shape[1]
+    if not isinstance(lengths, jax.core.Tracer):
+      low, high = int(jnp.min(lengths)), int(jnp.max(lengths))
+      if low < 0 or high > length:
+        raise ValueError(
+          f"lengths: expected 0 to {length}, the positions of the query, got {low} "
+          f"to {high}"
+        )
     if capacity is not None and length > capacity:
       raise_full(capacity, length - 1)
-    return prefill(variables, cache, query, *arrays, **call)
+    return prefill(variables, cache, query, key, value, lengths, **call)
 
   return record._replace(
     decode=decode and checked_decode, prefill=prefill and checked_prefill

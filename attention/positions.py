@@ -233,13 +233,19 @@ def rotary_frequencies(
     multiply the rotated features.
 
   Raises:
-    ValueError: a type or option is unknown or missing, or a value is not a number
-      above 0. LongRoPE, which has a factor for every pair, is not supported.
+    ValueError: a type or option is unknown or missing, a value is not a number above
+      0, F is odd, or θ of 'yarn' is at most 1. LongRoPE, which has a factor for every pair, is not supported.
 
   Papers: RoFormer, arXiv:2104.09864; position interpolation, arXiv:2306.15595;
   the code of Llama 3, whose section 3.4.2 is on long contexts, arXiv:2407.21783; YaRN,
   section 3, arXiv:2309.00071.
   """
+  checks.check_at_least("features", features, 2)
+  if features % 2:
+    raise ValueError(f"features: expected an even number, got {features}")
+  checks.check_number("theta", theta)
+  if theta <= 0.0:
+    raise ValueError(f"theta: expected a number above 0, got {theta}")
   options = {"rope_type": "default", **(scaling or {})}
   rope_type = options.pop("rope_type")
   if not isinstance(rope_type, str) or rope_type not in _SCALINGS:
@@ -301,6 +307,9 @@ def _yarn(theta, features, length, options):
     raise ValueError("mscale: expected it and mscale_all_dim, or neither")
   if attention_factor is not None and mscale is not None:
     raise ValueError("attention_factor: expected it or mscale, got both")
+
+  if theta <= 1.0:
+    raise ValueError(f"theta: 'yarn' needs a number above 1, got {theta}")
 
   def pair(rotations):
     wavelengths = math.log(options[_MAX_LENGTH] / (rotations * 2 * math.pi))
@@ -423,14 +432,17 @@ def rotary(
     `[B, T, N, H]` in the dtype of `inputs`; the angles are float32.
 
   Raises:
-    ValueError: the number of features to rotate is odd, `scaling` is invalid, inputs
-      are not floats `[B, T, N, H]`, or positions are not integers of matching shape.
+    ValueError: the number of features to rotate is odd, an option is invalid, inputs are
+      not floats `[B, T, N, H]`, or positions are not integers of matching shape.
 
   Paper: RoFormer, section 3.4.2, arXiv:2104.09864.
   """
   annotations = {"inputs": Float[Array, "B T N H"]}
   checks.check_call({"inputs": inputs}, annotations, {}, ("inputs",))
   check_positions(positions, inputs)
+  checks.check_number("fraction", fraction)
+  if not 0.0 < fraction <= 1.0:
+    raise ValueError(f"fraction: expected above 0, at most 1, got {fraction}")
   size = int(inputs.shape[-1] * fraction)
   if size % 2 or not size:
     raise ValueError(
@@ -438,7 +450,11 @@ def rotary(
       f"{size} of shape {inputs.shape}"
     )
   frequencies, factor = rotary_frequencies(
-    size, theta, scaling, length=positions.max(initial=0) + 1
+    size,
+    theta,
+    scaling,
+    # In 32 bits, because 255 + 1 does not fit into uint8.
+    length=positions.astype(np.int32).max(initial=0) + 1,
   )
   sin, cos = (factor * x[:, :, None] for x in sines(positions, frequencies))
   dtype = jnp.promote_types(inputs.dtype, jnp.float32)

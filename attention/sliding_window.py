@@ -28,7 +28,7 @@ from attention.softmax.kernels import Implementation
 from attention.softmax.logits import PLAIN, Logits, WindowOptions
 from attention.softmax.rows import Output, with_sinks
 from attention.softmax.tiles import attend
-from attention.softmax.visible import EVERY_PAIR, Visible
+from attention.softmax.visible import EVERY_PAIR, FARTHEST, Visible
 
 
 @attention_function
@@ -155,6 +155,8 @@ def sliding_window_attention(
         f"got {key.shape[1]}; sharded windows require self-attention"
       )
   longest = max(query.shape[1], key.shape[1])
+  if visible.positions is not None:
+    longest = FARTHEST  # Distances may exceed both lengths.
   in_window = visible & Visible(
     left=min(left, longest), right=min(right, longest)
   )

@@ -82,6 +82,21 @@ def promote(*arrays: Array) -> list[Array]:
   return [x.astype(jnp.result_type(*arrays)) for x in arrays]
 
 
+def axis_size(axis_name: str) -> int:
+  """The number of devices along a mesh axis, inside `jax.shard_map`.
+
+  Raises:
+    ValueError: the call is not inside a `shard_map` over this axis.
+  """
+  try:
+    return jax.lax.axis_size(axis_name)
+  except NameError:
+    raise ValueError(
+      f"axis_name: expected a mesh axis, inside jax.shard_map over this axis, got "
+      f"{axis_name!r}"
+    ) from None
+
+
 def call_with_auto_axes(
   function: Callable[..., Any],
   query: Any,

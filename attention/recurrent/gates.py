@@ -277,6 +277,7 @@ def recurrent_mechanism(
       known = set(call) | {"mask", "is_causal", "scale"}
       raise ValueError(unknown_option("axis_name", name, sorted(known)))
     checked |= {**gate_arrays, **call}
+    checked |= {"axis_name": axis_name}
     if init_state is None:
       checked["initial_state"] = state
     needed = ("query", "key", "value")

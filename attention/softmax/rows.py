@@ -92,12 +92,19 @@ def with_sinks(
   lse: Float[Array, "B T N"],
   sinks: Float[Array, "... N"],
 ) -> tuple[Float[Array, "B T N V"], Float[Array, "B T N"]]:
-  """Adds sinks `[N]` or `[B, T, N]`: logits that take weight but have no value."""
-  sinks = sinks.astype(jnp.float32)
+  """Adds sinks `[N]` or `[B, T, N]`: logits that take weight but have no value.
+
+  A sink of −∞ takes no weight.
+  """
+  sinks = sinks.astype(lse.dtype)
   if sinks.ndim == 1:
     sinks = sinks[None, None]
+  # With a finite number instead of −∞, differences are not NaN in an empty row.
+  is_none = sinks == -jnp.inf
+  sinks = jnp.where(is_none, jnp.finfo(sinks.dtype).min / 2, sinks)
   share = jax.nn.sigmoid(lse - sinks)[..., None]
-  return (share * out).astype(out.dtype), jnp.logaddexp(lse, sinks)
+  lse = jnp.where(is_none, lse, jnp.logaddexp(lse, sinks))
+  return (share * out).astype(out.dtype), lse
 
 
 def softmax_and_lse(

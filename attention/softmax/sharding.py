@@ -71,7 +71,8 @@ def attend_to_shards(
   keys and values; 'balanced' also one shard of all arrays; 'all_to_all' (D − 1)/D of
   its queries, keys, values and results instead.
   """
-  check_shards(query, key, visible, logits, window=visible.left)
+  has_window = visible.left is not None or visible.right not in (None, 0)
+  check_shards(query, key, visible, logits, window=has_window or None)
   options: dict[str, Any] = {"axis_name": axis_name, "block": block}
   if in_parts == "all_to_all":
     if dropout_rate:

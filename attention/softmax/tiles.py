@@ -421,10 +421,11 @@ def make_tiling(
   if visible.block_mask is not None:
     rows, width = visible.block_mask.block_size
   elif visible.left is not None and visible.right is not None:
-    reach = min(visible.left, length) + min(visible.right, source_length)
-    rows = min(
-      rows or backend.WINDOW_ROWS[reach >= backend.WIDE_WINDOW], length
-    )
+    reach = visible.left + visible.right
+    if visible.positions is None:
+      reach = min(visible.left, length) + min(visible.right, source_length)
+    rows = rows or backend.WINDOW_ROWS[reach >= backend.WIDE_WINDOW]
+    rows = min(rows, length)
     span = min(source_length, rows + reach)
     width = width or min(span, _ONE_VISIT)
     one_visit = width >= span
@@ -445,6 +446,5 @@ def make_tiling(
       # A single step would need an array of full tiles.
       tiles_per_step = min(tiles_per_step, -(-count // 2))
   size = rows * tiles_per_step
-  steps = -(-length // size)
-  sizes = rows, width, length, source_length
+  steps, sizes = -(-length // size), (rows, width, length, source_length)
   return Tiling(*sizes, one_visit, tiles_per_step, size, steps, dropout_rate)

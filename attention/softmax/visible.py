@@ -26,7 +26,7 @@ from attention.softmax.mods import BlockMask, MaskMod, Mod
 
 _STATIC: Any = {"static": True}
 
-_FARTHEST = 2**29
+FARTHEST = 2**29
 """The largest side of a window; larger ones are clipped, so that int32 suffices."""
 
 Rows = tuple[Callable[[Array], Array], Int[Array, "B _"]]
@@ -106,15 +106,25 @@ class Visible:
       block_mask=self.block_mask or other.block_mask,
     )
 
-  def with_lengths_masked(self, length: int, source_length: int) -> "Visible":
-    """Converts `lengths` to masks and segments, for T queries and S keys."""
+  def with_lengths_masked(
+    self, length: int, source_length: int, axis_name: str | None = None
+  ) -> "Visible":
+    """Converts `lengths` to masks and segments, for T queries and S keys.
+
+    With `axis_name`, these are this device's shards of the sequences.
+    """
     visible = dataclasses.replace(self, lengths=())
+    rank = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+
+    def is_padding(counts, size):
+      return rank * size + jnp.arange(size)[None] >= counts[:, None]
+
     for queries, keys in self.lengths:
       if keys is not None:
-        visible &= key_mask(jnp.arange(source_length)[None] < keys[:, None])
+        visible &= key_mask(~is_padding(keys, source_length))
       if queries is not None:
         # Queries beyond the length get a segment id that no key has.
-        ids = (jnp.arange(length)[None] >= queries[:, None]).astype(jnp.int32)
+        ids = is_padding(queries, length).astype(jnp.int32)
         key_ids = jnp.zeros((ids.shape[0], source_length), jnp.int32)
         visible &= segments(ids, key_ids)
     return visible
@@ -191,7 +201,7 @@ class Visible:
     batch, bands = key_positions.shape[0], ()
     if self.left is not None or self.right is not None:
       left, right = (
-        _FARTHEST if side is None else side for side in (self.left, self.right)
+        FARTHEST if side is None else side for side in (self.left, self.right)
       )
       size = left + right + 1
       bands = ((query_positions + right, key_positions, size, True),)
@@ -240,8 +250,7 @@ def window(left: int | None, right: int | None) -> Visible:
         f"window: expected ints of at least 0 or None, got {(left, right)!r}"
       )
   left, right = (
-    side if side is None else min(int(side), _FARTHEST)
-    for side in (left, right)
+    side if side is None else min(int(side), FARTHEST) for side in (left, right)
   )
   return Visible(left=left, right=right)
 
@@ -363,8 +372,11 @@ def visible_from_options(
   mask_mod: MaskMod | None = None,
   block_mask: BlockMask | None = None,
   visible: Visible | None = None,
+  axis_name: str | None = None,
 ) -> Visible:
   """Checks the options of an attention function, and converts them to one `Visible`.
+
+  With `axis_name`, query and key are this device's shards of a sequence.
 
   Raises:
     ValueError: an option does not fit the query or the key.
@@ -393,7 +405,7 @@ def visible_from_options(
     for name, x in zip(("query_lengths", "key_lengths"), pair, strict=True):
       if x is not None and x.shape != (batch,):
         raise ValueError(f"{name}: expected [B] = ({batch},), got {x.shape}")
-  visible = visible.with_lengths_masked(length, key.shape[1])
+  visible = visible.with_lengths_masked(length, key.shape[1], axis_name)
   arrays = {"query": query, "key": key}
   for mask in visible.masks:
     checks.check_call({**arrays, "mask": mask})
@@ -402,7 +414,13 @@ def visible_from_options(
     checks.check_call({**arrays, **dict(zip(names, ids, strict=True))})
   if visible.block_mask is not None:
     _check_block_mask(visible.block_mask, visible.mods, shape)
-  return visible & options
+  visible &= options
+  if visible.block_mask is not None and visible.positions is not None:
+    raise ValueError(
+      "block_mask: expected no query_start and key_start with it, got "
+      f"{visible.positions}; its blocks are those of positions from 0 on"
+    )
+  return visible
 
 
 def _check_block_mask(

@@ -395,6 +395,13 @@ def test_what_belongs_to_the_module_is_no_option():
   names = "mask", "dropout_rate", "dropout_rng"
   options = [{name: None} for name in names]
   assert_refused(functools.partial(as_attention_fn, dense()), *options)
+  mask, ones = jnp.ones((1, 1, 1, 1), bool), jnp.ones((1, 1, 2, 8))
+  bound = functools.partial(dense_attention, mask=mask)
+  assert_refused(functools.partial(as_attention_fn, bound), ("mask", {}))
+  pair = functools.partial(
+    as_attention_fn(dense_attention, return_lse=True), *(ones,) * 3
+  )
+  assert_refused(pair, ("attention", {}))
   of_function = functools.partial(as_attention_fn, dense_attention)
   assert_refused(of_function, {"variables": {}})
 

@@ -223,13 +223,38 @@ def test_the_record_of_a_recurrence_takes_no_option_of_its_own_code():
   for option in ("state", "gates", "params"):
     with pytest.raises(ValueError, match=f"^{option}: retention has n"):
       record.apply({}, X, X, X, **{option: state}, is_causal=True)
-  lengths, keep = jnp.array([3]), jnp.ones((1, 1, 1, 4), bool)
-  for option in ({"is_causal": False}, {"mask": keep}):
-    with pytest.raises(TypeError, match="multiple values"):
-      record.prefill({}, state, X, X, X, lengths, **option)
-  row = X[:, :1]
-  with pytest.raises(TypeError, match="multiple values"):
-    record.decode({}, state, row, row, row, is_causal=False)
+
+
+@pytest.mark.parametrize("name", ["dense", "linear", "retention", "latent"])
+def test_decode_and_prefill_refuse_what_they_would_misread(name, unchecked):
+  """Options of a whole sequence, other numbers of positions, and wrong lengths."""
+  record, dims = ATTENTIONS[name](), attention.Dims(2, 2, 8, 4, 16)
+  variables = record.init(jax.random.key(0), dims)
+  gates = (
+    {} if name != "latent" else record.gates(variables, jnp.ones((1, 4, 16)))
+  )
+  key = None if name == "latent" else X
+  cache = record.init_cache(variables, 1, 4, dims, jnp.float32)
+  row, first = X[:, :1], {n: x[:, :1] for n, x in gates.items()}
+  options = (
+    {"is_causal": True},
+    {"mask": jnp.ones((1, 1, 1, 4), bool)},
+    {"visible": attention.causal()},
+    {"bias": jnp.zeros((1, 1, 1, 4))},
+    {"widnow": 3},
+  )
+  keys = (None,) * 2 if key is None else (row, row)
+  decode = functools.partial(record.decode, variables, cache, **first)
+  assert_refused(functools.partial(decode, row, *keys), *options)
+  assert_refused(functools.partial(decode, X[:, :2], *keys), ("query", {}))
+  if key is not None:
+    assert_refused(functools.partial(decode, row, X, row), ("key", {}))
+  prefill = functools.partial(record.prefill, variables, cache, X, key, key)
+  prefill = functools.partial(prefill, **gates)
+  three = jnp.array([3])
+  assert_refused(functools.partial(prefill, three), *options)
+  for lengths in ([3], 3, three[None], three * 1.0, three - 4, three + 2):
+    assert_refused(functools.partial(prefill, lengths), ("lengths", {}))
 
 
 PARAMETERS = {

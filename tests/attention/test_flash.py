@@ -81,6 +81,22 @@ def test_forgetting_keeps_its_digits_over_a_long_sequence():
     assert_close(out, expected, 2e-6)
 
 
+@pytest.mark.parametrize("attend", [dense_attention, flash_attention])
+def test_a_sink_of_minus_infinity_takes_no_weight(attend):
+  """Also of a query that sees no key."""
+  qkv, mask = draw(9), np.arange(9) > np.array([[[[8]]], [[[2]]]])
+  sinks = np.array([-np.inf, 0.5, 2.0, -np.inf], np.float32)
+  call = {"mask": mask, "return_lse": True}
+  (out, lse), gradients = pulled(
+    lambda *x: attend(*x[:3], sinks=x[3], **call), *qkv, jnp.asarray(sinks)
+  )
+  expected = definitions.dense_attention(*qkv, mask=mask)
+  assert_close(out[:, :, ::3], expected[:, :, ::3], 1e-6)
+  assert not out[0].any()
+  np.testing.assert_array_equal(lse[0, 0], sinks)
+  assert all(np.isfinite(x).all() for x in gradients)
+
+
 @pytest.mark.parametrize("name", ["dense", "flash", "sliding_window", "path"])
 def test_a_closed_gate_leaves_nothing(name):
   """A forget gate of 0, in a call and for a token after a prompt."""

@@ -147,6 +147,11 @@ def test_what_does_not_fit_raises(unchecked):
     {"score_mod": 3},
     {"block_mask": of_12},
     {"block_mask": of_13, "mask_mod": prefix},
+    {
+      "block_mask": of_12,
+      "mask_mod": prefix,
+      "visible": Visible(query_start=4),
+    },
   )
   attend = partial(WINDOW, *draw(12))
   assert_refused(attend, {"mask_mod": prefix, "dilation": 2})

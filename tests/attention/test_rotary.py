@@ -78,6 +78,11 @@ def test_dynamic_depends_on_the_longest_position():
     return jax.jit(lambda x: rotary(x, np.arange(n)[None], **options))(x[:, :n])
 
   np.testing.assert_array_equal(turn(8, DYNAMIC), turn(8, None))
+  # 255 + 1 does not fit into the dtype of these positions.
+  last = (
+    rotary(x[:, :1], np.array([[255]], d), scaling=DYNAMIC) for d in ("u1", int)
+  )
+  np.testing.assert_array_equal(*last)
   longer = turn(20, DYNAMIC)
   assert np.abs(longer - turn(20, None)).max() > 0.1
   traced = jax.jit(lambda p: rotary(x, p, theta=90.0, scaling=DYNAMIC))
@@ -107,6 +112,18 @@ def test_what_is_refused():
     {"truncate": 0, **YARN},
     ("attention_factor", YARN | both),
   )
+  wrong = (
+    ("features", 3),
+    ("features", 0),
+    *(("theta", x) for x in (0, np.nan, 1)),
+  )
+  assert_refused(
+    lambda features=8, theta=1e4: rotary_frequencies(features, theta, YARN),
+    *({name: x} for name, x in wrong),
+  )
+  row, position = np.ones((1, 1, 1, 8), np.float32), np.ones((1, 1), int)
+  fractions = ({"fraction": x} for x in (2.0, -0.5, np.nan))
+  assert_refused(functools.partial(rotary, row, position), *fractions)
 
 
 def test_a_program_for_accelerators_has_no_table_of_angles():

@@ -268,6 +268,7 @@ def trace(mechanism, devices, length, source=None, **call):
 
 
 FLASH = next(m for m in MECHANISMS if m.name == "flash")
+LENGTHS = attention.lengths(np.array([24, 15]), np.array([24, 14]))
 
 
 @pytest.mark.parametrize(
@@ -290,10 +291,10 @@ def test_other_ways_of_exact_attention(
 @pytest.mark.parametrize(
   ("name", "options"),
   [
-    ("dense", {"is_causal": True}),
-    ("flash", {"in_parts": "balanced", "is_causal": True}),
+    ("dense", {"is_causal": True, "visible": LENGTHS}),
+    ("flash", {"in_parts": "balanced", "is_causal": True, "visible": LENGTHS}),
     ("flash", {"in_parts": "all_to_all"}),
-    ("sliding_window", {"window": 3}),
+    ("sliding_window", {"window": 3, "visible": LENGTHS}),
     ("sliding_window", {"window": (10, 7), "dilation": 2}),
     ("differential", {"weight": 0.3}),
     ("linformer", {"key_projection": normal((24, 5))[0]}),
@@ -351,6 +352,13 @@ def test_what_an_implementation_cannot_serve_is_told():
       {"is_causal": True},
       "even number of positions on a device",
     ),
+    (
+      "ring",
+      2,
+      24,
+      {"visible": attention.window(None, 3)},
+      "^window: expected",
+    ),
     ("all_to_all", 4, 24, {}, "gives each of 4 devices a share of"),
     ("all_to_all", 2, 24, dropout, "^dropout_rate: expected 0.0 with 'all"),
   ):
@@ -379,14 +387,14 @@ def test_one_device_is_the_whole(mechanism):
   check(mechanism, 1, 7, is_causal=is_causal, gradients=False)
 
 
-@pytest.mark.parametrize(
-  "mechanism", [m for m in ONE_EACH if m not in SEQUENCE], ids=str
-)
-def test_what_is_not_claimed_is_refused(mechanism):
+@pytest.mark.parametrize("mechanism", ONE_EACH, ids=str)
+def test_an_axis_is_refused_outside_of_shard_map_or_without_the_claim(
+  mechanism,
+):
   variables, query, key, value = arrays_of(mechanism, 12)
   key = None if "shared_qk" in mechanism.supports else key
   call = {"is_causal": mechanism.record.causal_only, "axis_name": AXIS}
-  refusal = r"^(axis_name: .* has no such option|sinks: .* in shards); "
+  refusal = "^axis_name: (.* has no such option; |expected a mesh axis, inside)"
   with pytest.raises(ValueError, match=refusal):
     mechanism.record.apply(variables, query, key, value, **call)
 

@@ -23,7 +23,7 @@ from attention import (
 )
 from attention.definitions.sliding_window import attended_pairs
 from attention.platform import backend
-from attention.testing import Case
+from attention.testing import Case, assert_close
 from tests import compiling
 from tests.attention.calls import assert_defined, assert_dropout, draw
 from tests.refusals import assert_refused
@@ -159,6 +159,20 @@ def test_the_cache_is_a_ring_of_the_window(window, dilation, ring):
 
 
 MOVED = Visible(query_start=4)
+
+
+def test_a_window_may_be_longer_than_both_sequences():
+  """Four queries at the positions from 20 on, and the keys from 0 to 8."""
+  query, key, value = draw(9)
+  query = query[:, :4]
+  mask = np.arange(9)[None] >= np.arange(20, 24)[:, None] - 14
+  out = sliding_window_attention(
+    query, key, value, window=(14, 0), visible=Visible(query_start=20)
+  )
+  expected = definitions.dense_attention(
+    query, key, value, mask=mask[None, None]
+  )
+  assert_close(out, expected, 1e-6)
 
 
 def below(batch, head, query, key):

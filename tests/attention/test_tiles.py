@@ -226,12 +226,16 @@ def test_bands_and_positions():
   apart = codes[:, :21, None] - codes[:, None]
   inside = (apart >= 1) & (apart < 3)
   moved = dataclasses.replace(
-    visible.window(4, 0), query_start=40, key_start=20
+    visible.window(24, 0), query_start=40, key_start=20
   )
   distance = np.arange(20, 53)[None] - np.arange(40, 61)[:, None]
-  close = (distance >= -4) & (distance <= 0)
-  for see, mask in ((sees, inside[:, None]), (moved, close[None, None])):
-    run = jax.jit(lambda *qkv, s=see: attend(*qkv, s, block=(8, 8))[0])
+  close = (distance >= -24) & (distance <= 0)
+  for see, mask, width in (
+    (sees, inside[:, None], 8),
+    (moved, close[None, None], 8),
+    (moved, close[None, None], None),
+  ):
+    run = jax.jit(lambda *qkv, s=see, w=width: attend(*qkv, s, block=(8, w))[0])
     expected = definitions.dense_attention(*qkv, mask=mask)
     assert_close(run(*qkv), expected, 1e-5)
 
