@@ -304,5 +304,5 @@ def test_a_tfds_set_by_name(empty_cache, dataset, trained, held_out):
 def test_a_set_without_what_is_read_is_told(empty_cache):
   with pytest.raises(tasks.DataError, match=r"^task.dataset: titled_reviews"):
     make(dataset="titled_reviews")
-  with pytest.raises(tasks.DataError, match="without a label .* 'test'"):
+  with pytest.raises(tasks.DataError, match=r"without a label .* 'test'"):
     make(dataset="hidden_reviews")
