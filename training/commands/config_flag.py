@@ -57,8 +57,8 @@ def load(argument: str) -> ConfigDict:
   path, _, parameter = argument.partition(":")
   if not Path(path).is_file():
     raise ConfigError(f"config: {missing_file(path)}")
-  module = runpy.run_path(path)
   try:
+    module = runpy.run_path(path)
     return module["get_config"](*filter(None, [parameter]))
   # A config file may raise anything, and may have no such function.
   except Exception as error:
