@@ -59,12 +59,13 @@ _SHARD = flags.DEFINE_string(
 
 def main(command: str | None) -> None:
   """Runs a comparison or one of the other commands, and writes the report."""
+  if _RECORDS.value is not None and command not in ("report", "pack"):
+    raise ConfigError("--records: expected only with `report` or `pack`")
+  unread = () if command is None else ("config", "shard")
+  for name in (x for x in unread if flags.FLAGS[x].present):
+    raise ConfigError(f"--{name}: not supported by `{command}`")
   if command is None:
-    if _RECORDS.value is not None:
-      raise ConfigError("--records: expected only with `report` or `pack`")
     folder = _run()
-  elif flags.FLAGS["shard"].present:
-    raise ConfigError(f"--shard: not supported by `{command}`")
   elif _WORKDIR.value is None:
     raise ConfigError("--workdir: missing; the folder of the comparison")
   else:

@@ -168,8 +168,12 @@ def train(
     stop_at: step at which to evaluate, save and end.
     **fields: config fields that replace those of the config.
   """
-  if stop_at is not None and stop_at < 1:
-    raise ConfigError(f"stop_at: expected at least 1, got {stop_at}")
+  if stop_at is not None and not (
+    isinstance(stop_at, Integral) and stop_at > 0
+  ):
+    raise ConfigError(
+      f"stop_at: expected a whole number of at least 1, got {stop_at}"
+    )
   parsed = experiment_config.parse(_mapping(config, fields))
   name = config if isinstance(config, str) else "run"
   default = workdir_lib.default(name, parsed)

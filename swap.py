@@ -124,6 +124,10 @@ def _settings() -> Any:
   """Returns the checked values of the flags."""
   from projects.swap.settings import Settings, numbers
 
+  for stage in ("transfer", "finetune"):
+    rate, steps = flags.FLAGS[f"{stage}_rate"], flags.FLAGS[f"{stage}_steps"]
+    if rate.present and not steps.value:
+      raise ConfigError(f"--{rate.name}: needs --{steps.name}")
   try:
     return Settings(
       weights=_WEIGHTS.value,

@@ -108,7 +108,8 @@ def next_grid_value(value: Any, values: Collection[Any]) -> float | None:
   following = end * end / neighbour
   if all(isinstance(x, int) for x in values):
     return round(following) if round(following) not in (0, end) else None
-  return float(f"{following:.3g}")
+  rounded = float(f"{following:.3g}")
+  return None if rounded in values else rounded
 
 
 def _ends(values: Collection[Any]) -> tuple[Any, ...]:

@@ -216,6 +216,13 @@ def read_rows(path: str, held_out: float) -> LabelledTexts:
       f"{file}, first row: no other row has its label {rows[0][0]!r}, so it seems "
       "to be a header; name its columns label and text, or remove it"
     )
+  num_single = sum(count == 1 for count in counts.values())
+  if len(rows) > 4 and num_single > len(rows) / 2:
+    raise DataError(
+      f"{file}: expected labels that repeat, got {len(counts)} labels in "
+      f"{len(rows)} rows, such as {rows[-1][0]!r:.40}; a label precedes its text, "
+      "unless a header of a .csv file names the columns label and text"
+    )
   return _split(rows, held_out, str(file))
 
 
@@ -243,7 +250,10 @@ def read_named(name: str, held_out: float) -> LabelledTexts:
   def read(split: str) -> Iterator[Row]:
     for example in builder.as_data_source(split=split):
       label, text = example["label"], example["text"]
-      # Some test sets are published without labels.
+      if names and label < 0:  # Some test sets are published without labels.
+        raise DataError(
+          f"task.dataset: {name} has rows without a label in its split {split!r}"
+        )
       if isinstance(label, bytes):
         label = label.decode()
       yield names[int(label)] if names else str(label), text.decode()

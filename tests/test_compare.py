@@ -232,6 +232,11 @@ _COPY = "--config=configs/compare/copy.py"
     ((_COPY, "--workdir=nosuch", "--config.modl=3"), "config.modl: unknown"),
     ((_COPY, "--records=a.xz"), "--records: expected only with `report`"),
     (("status", "--workdir=nosuch", "--shard=1/2"), "--shard: not supported"),
+    (("status", "--records=a"), "--records: expected only with `report` or"),
+    (
+      ("report", "--config=configs/compare/copy.py", "--config.seeds=1"),
+      "--config: not supported by `report`",
+    ),
     # What was typed is told from what the file has.
     (
       (_COPY, "--config.grid.model.features=1,2", "--config.model.features=4"),

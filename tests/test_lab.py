@@ -129,6 +129,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, run):
     (lambda: lab.compare("configs/compare/recall.py:dense"), "got 'dense'"),
     (lambda: lab.train(None), "expected FILE.py, .* got None"),
     (lambda: lab.train("configs/copy.py", stop_at=0), "at least 1, got 0"),
+    (lambda: lab.train("configs/copy.py", stop_at=1.5), "number .* got 1.5"),
+    (lambda: lab.train("README.md"), "config: README.md: "),
     (lambda: lab.compare("configs/compare/recall.py", seed=3), "config.seed: "),
     (lambda: lab.sweep("recall.py:delta", {"x": [1]}), "got 'recall.py'"),
   ],

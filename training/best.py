@@ -118,8 +118,9 @@ def check_metric(experiment: Any) -> None:
 
 
 _LOWER = re.compile(
-  ".*(loss|error_rate|perplexity|character)"
-  "|(.*_)?(error|wer|cer|mse|rmse|mae|nll|bits|distance)"
+  ".*(loss|error_rate|perplexity|cross_entropy|negative_log_likelihood)"
+  "|(.*_)?(error|wer|cer|mse|rmse|mae|ppl|distance)"
+  r"|(.*_)?(loss|nll|bits|nats)(_per_\w+)?"
 )
 """Names of metrics whose lower values are better, also in a user's own task."""
 

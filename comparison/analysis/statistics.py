@@ -293,6 +293,18 @@ def unsolved(
   return curve.quantiles, curve.probabilities
 
 
+def median_steps(steps: np.ndarray, solved: np.ndarray) -> float:
+  """The first step by which half of the seeds have solved a task; NaN if fewer have.
+
+  Args:
+    steps: as in `unsolved`.
+    solved: as in `unsolved`.
+  """
+  at, share = unsolved(steps, solved)
+  # The share is a product of fractions, which may round to just above a half.
+  return float(min(at[share <= 0.5 + _EPSILON], default=math.nan))
+
+
 def log_rank_p_values(
   steps: Sequence[np.ndarray], solved: Sequence[np.ndarray]
 ) -> list[float]:

@@ -251,10 +251,7 @@ def steps(task: Task) -> Table | None:
     (x["steps"].to_numpy(float), x["solved"].to_numpy()) for x in groups
   ]
   p_values = statistics.log_rank_p_values(*zip(*samples, strict=True))
-  medians = [
-    min(at[share <= 0.5], default=math.nan)
-    for at, share in (statistics.unsolved(*sample) for sample in samples)
-  ]
+  medians = [statistics.median_steps(*sample) for sample in samples]
   columns = {
     "mechanism": _names(rows),
     "solved at some step": [

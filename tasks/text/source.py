@@ -46,14 +46,19 @@ def find(path: str) -> list[pathlib.Path]:
   """
   # Checked first, because a name may contain a comma or a bracket.
   if os.path.exists(files.typed_path(path)):
-    return [files.existing_file(path)]
+    file = files.existing_file(path)
+    check_unpacked_ids(file)
+    return [file]
   unique_paths: dict[str, pathlib.Path] = {}
   for part in filter(None, map(str.strip, path.split(","))):
     matches = sorted(glob.glob(str(files.typed_path(part)), recursive=True))
     if not matches and glob.has_magic(part):
       raise DataError(f"{part}: no file matches (task.path)")
     for file in map(files.existing_file, matches or [part]):
+      check_unpacked_ids(file)
       unique_paths.setdefault(os.path.realpath(file), file)
+  if not unique_paths:
+    raise DataError(f"task.path: expected at least one file, got {path!r}")
   if len({has_ids([file]) for file in unique_paths.values()}) > 1:
     raise DataError(
       f"{path}: expected only files of text or only files of ids, got both (task.path)"
@@ -64,6 +69,14 @@ def find(path: str) -> list[pathlib.Path]:
 def has_ids(paths: Sequence[pathlib.Path]) -> bool:
   """Whether files contain ids instead of text."""
   return paths[0].suffix.lower() in _IDS
+
+
+def check_unpacked_ids(path: pathlib.Path) -> None:
+  """Raises DataError for a packed file of ids, which cannot be memory-mapped."""
+  if files.suffix(path) in _IDS and not has_ids([path]):
+    raise DataError(
+      f"{path}: ids are memory-mapped; unpack the file: gunzip {path.name}"
+    )
 
 
 def read_ids(path: pathlib.Path, count: int) -> np.ndarray:

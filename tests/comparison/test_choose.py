@@ -166,6 +166,7 @@ def test_a_failed_point_is_behind_all_others_at_the_end(folder, trainer):
     (True, [False, True], None),
     ("b", ["a", "b"], None),
     (3e-3, [3e-3], None),
+    (1.0, [0.999, 1.0], None),  # Three digits of 1.001 are 1.0 again.
   ],
 )
 def test_one_value_beyond_an_end(value, values, expected):

@@ -207,6 +207,11 @@ def test_save_and_restore_without_the_file(path, tmp_path, vocabulary):
     ("rows.tsv", "text\tlabel\nx\ta\n", "line 1: expected label<tab>text, got"),
     ("rows.csv", "sentiment,review\n" + "a,x\nb,y\n" * 9, "first row: "),
     (
+      "rows.csv",
+      "review,sentiment\n1,a\n2,b\n3,a\n3,a",
+      "4 labels in 5 rows, such as '3'; a label precedes its text",
+    ),
+    (
       "rows.tsv",
       "sentiment\treview\n" + "a\tx\nb\ty\n" * 9,
       "first row: no other row has its label 'sentiment', so it seems to be a header",
@@ -267,6 +272,14 @@ class WordReviews(TinyReviews):
   LABEL = tfds.features.Text()
 
 
+class HiddenReviews(TinyReviews):
+  """The labels of the test split are not published."""
+
+  def _generate_examples(self, split):
+    for i, example in super()._generate_examples(split):
+      yield i, example | ({"label": -1} if split == "test" else {})
+
+
 class TitledReviews(TinyReviews):
   """Without the feature that is read."""
 
@@ -288,6 +301,8 @@ def test_a_tfds_set_by_name(empty_cache, dataset, trained, held_out):
   assert set(found) == set(rows())
 
 
-def test_a_set_without_what_is_read_is_told():
+def test_a_set_without_what_is_read_is_told(empty_cache):
   with pytest.raises(tasks.DataError, match=r"^task.dataset: titled_reviews"):
     make(dataset="titled_reviews")
+  with pytest.raises(tasks.DataError, match=r"without a label .* 'test'"):
+    make(dataset="hidden_reviews")

@@ -313,6 +313,7 @@ def test_ids_without_a_tokenizer_stand_for_themselves(tmp_path):
     ("bad.parquet", {}, "bad.parquet: .*Parquet"),
     ("bad.csv", {}, "bad.csv: .*(columns|UTF8|UTF-8)"),
     ("*.nothing", {}, "no file matches"),
+    ("ids.bin.gz", {}, "ids.bin.gz: ids are memory-mapped; unpack the file"),
     (
       "a.npy,a.csv",
       {},
@@ -326,6 +327,9 @@ def test_a_fault_is_one_line(tmp_path, name, options, message):
   np.save(tmp_path / "a.npy", np.arange(5, 10))
   np.save(tmp_path / "f.npy", np.ones(9))
   (tmp_path / "odd.bin").write_bytes(b"abc")
+  # Small ids are valid UTF-8.
+  packed = gzip.compress(np.arange(99, dtype="<u2").tobytes())
+  (tmp_path / "ids.bin.gz").write_bytes(packed)
   (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text"')
   (tmp_path / "null.jsonl").write_text('{"text": "a"}\nnull\n')
   (tmp_path / "none.jsonl").write_text('{"text": "a"}\n{"text": null}\n')

@@ -263,7 +263,7 @@ LOWER = (
   *("loss", "error_rate", "perplexity", "bits_per_character", "my_loss"),
   # Of tasks of a user's own.
   *("wer", "valid_cer", "mse", "rmse", "pixel_mae", "nll", "error", "bits"),
-  "edit_distance",
+  *("edit_distance", "bits_per_byte", "nll_per_token", "cross_entropy", "ppl"),
 )
 HIGHER = (
   *("accuracy", "token_accuracy", "last_accuracy", "exact_match", "bleu"),
@@ -272,6 +272,7 @@ HIGHER = (
     "episode_return",
     "lossless",
     "characters",
+    "accuracy_per_character",
     "answer",
     "errorless",
   ),

@@ -71,3 +71,9 @@ def test_a_word_takes_the_place_of_a_section(monkeypatch):
   )
   found = config_flag._WithSections(Sections()).parse("file.py").to_dict()
   assert found == {"model": {"one": "", "many": "", "size": 2}}
+
+
+def test_none_takes_the_place_of_a_number(monkeypatch):
+  """Without a value, a field has no type that would refuse None."""
+  found = parsed(monkeypatch, "--config.num_steps=None")
+  assert found == {"model": {"num_layers": 2}}

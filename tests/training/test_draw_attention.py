@@ -68,6 +68,7 @@ def test_faults_are_one_line(workdir, tmp_path):
     ([run], "--text: expected the text that the model reads"),
     ([run, "--image=a.png"], "--image: this run reads no images"),
     ([run, "--text=1", "--query=1,2"], "--query: needs --image=FILE"),
+    ([run, "--image=a", "--target=1"], "--target: needs --text=TEXT"),
     (["--texts=1"], "texts"),
     ([run, "--text=1", "--out=a.png"], "--out: expected a folder"),
     ([run, "--text=1", f"--out={file}/a"], f"--out: {file} is not a folder"),

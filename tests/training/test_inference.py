@@ -111,3 +111,8 @@ def test_a_row_ends_where_it_ends(run, variables):
   ending = run._replace(generate=generate)
   found = generation.generate_lines(ending, variables, ["the"], max_length=99)
   assert (found, asked) == ([""], [CONTEXT - 2])
+
+
+def test_a_byte_order_mark_is_not_read():
+  lines = [b"\xef\xbb\xbf3 1\r\n", "\ufeff2".encode()]
+  assert generation.read_lines(lines) == ["3 1", "\ufeff2"]

@@ -14,7 +14,7 @@ from settings.suggest import missing_file
 from training.commands import entry
 
 _NAME = "config"
-_OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]*)(=?)")
+_OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]*)(?:=(.*))?", re.DOTALL)
 
 
 def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
@@ -57,8 +57,8 @@ def load(argument: str) -> ConfigDict:
   path, _, parameter = argument.partition(":")
   if not Path(path).is_file():
     raise ConfigError(f"config: {missing_file(path)}")
-  module = runpy.run_path(path)
   try:
+    module = runpy.run_path(path)
     return module["get_config"](*filter(None, [parameter]))
   # A config file may raise anything, and may have no such function.
   except Exception as error:
@@ -102,7 +102,7 @@ class _WithSections(flags.ArgumentParser):
       return config
     for word in sys.argv[1:]:
       if typed := _OVERRIDE.match(word):
-        _add_sections(config, typed[1], has_value=bool(typed[2]))
+        _add_sections(config, typed[1], typed[2])
     return config
 
   def flag_type(self) -> str:
@@ -110,8 +110,10 @@ class _WithSections(flags.ArgumentParser):
     return self._parser.flag_type()
 
 
-def _add_sections(config: ConfigDict, field: str, has_value: bool) -> None:
+def _add_sections(config: ConfigDict, field: str, value: str | None) -> None:
   """Adds the missing sections of a field's full name.
+
+  `None` may replace any value: `--config.optimizer.clip_norm=None`.
 
   A name may replace a section or a list of sections:
   `--config.model.decoder_attention=flash` and `=[gated_delta,flash]` choose by name,
@@ -137,6 +139,10 @@ def _add_sections(config: ConfigDict, field: str, has_value: bool) -> None:
       )
   old = section.get(last)
   items = old if isinstance(old, list | tuple) else [old]
-  if has_value and any(isinstance(x, ConfigDict | dict) for x in items):
+  if value == "None" and last in section:
+    del section[last]  # A new field takes any value.
+  elif value is not None and any(
+    isinstance(x, ConfigDict | dict) for x in items
+  ):
     with section.unlocked(), section.ignore_type():
       section[last] = ""

@@ -66,6 +66,8 @@ def main() -> None:
     )
   if _QUERY.value is not None and _IMAGE.value is None:
     raise ConfigError("--query: needs --image=FILE")
+  if _TARGET.value is not None and _TEXT.value is None:
+    raise ConfigError("--target: needs --text=TEXT")
   workdir = Path(_WORKDIR.value)
   folder = Path(_OUT.value) if _OUT.value else workdir / "attention"
   if folder.suffix.lower() in (".png", ".svg", ".pdf"):

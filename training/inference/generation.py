@@ -61,7 +61,9 @@ def read_lines(stream: Iterable[bytes]) -> list[str]:
   lines = []
   for number, raw in enumerate(stream, 1):
     try:
-      lines.append(raw.decode("utf-8").rstrip("\r\n"))
+      # As in a text file, a byte order mark does not belong to the first line.
+      encoding = "utf-8-sig" if number == 1 else "utf-8"
+      lines.append(raw.decode(encoding).rstrip("\r\n"))
     except UnicodeDecodeError as error:
       raise ConfigError(f"line {number}: not UTF-8 ({error.reason})") from error
   return lines
