@@ -178,7 +178,7 @@ def test_what_was_not_tested_is_not_told_apart():
   """A row of one seed has no p, and one row of several is told in other words."""
   records = runs("dense", [0.9, 0.91, 0.92]) + runs("delta", [0.3, 0.31, 0.34])
   assert finding(records).endswith(
-    "0.910. The other row differs significantly from `dense` (5 %); the least "
+    "0.910. The other row differs significantly from `dense` (5 %); the smallest "
     "difference is that of `delta`, -0.593 [-0.622, -0.565]."
   )
   found = summarize([*records, run("linear", 0, 0.1)])
