@@ -217,7 +217,7 @@ def decoding_past_the_end(mechanism: Mechanism) -> None:
   out, _ = _steps(mechanism, variables, mixed, now)
   require(np.isnan(out[0]).all(), "a full cache gives numbers, expected NaN")
   assert_close(out[1], expected[1, 4:5], 1e-5, "an example beside a full cache")
-  calls = {"decode": (full, now, ())}
+  calls: dict[str, tuple] = {"decode": (full, now, ())}
   if mechanism.record.prefill is not None:
     longer = [np.concatenate([x, x[:, :1]], axis=1) for x in qkv]
     calls["prefill"] = empty, longer, (np.array([_LENGTH + 1, 1]),)

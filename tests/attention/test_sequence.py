@@ -184,6 +184,16 @@ def check_parts(mechanism, devices, length, **call):
   return check(mechanism, devices, length, **call)
 
 
+def test_which_mechanisms_take_no_shards():
+  """Of the claims of most recurrences, only thorough tests see that they are true."""
+  others = {m.name for m in MECHANISMS} - {m.name for m in SEQUENCE}
+  assert others == {
+    *("lsh", "moba", "nsa", "dsa", "compressed", "path", "stick_breaking"),
+    *("strided_2d", "window_2d"),
+    *("mamba", "mlstm", "rg_lru", "titans", "ttt_linear"),
+  }
+
+
 # Dense, multiplicative and linear attention cross to another length below.
 @supporting(left=_ALIKE, kept=("conv_kernel_size",))
 def test_parts_are_the_whole(mechanism):
