@@ -6,10 +6,10 @@ import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import models
+from models.sizes import batch_array
 from projects.vision.pyramid_config import PyramidConfig
 from tasks.pixels import check_images
 from training.pictures import attention_maps
@@ -194,7 +194,7 @@ class ReadsImages:
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[jax.Array], dict[str, Any]]:
     """The inputs that a call takes from a batch: arguments, and options by name."""
-    return (jnp.asarray(batch["image"]),), {}
+    return (batch_array(batch, "image"),), {}
 
   def example(self) -> dict[str, np.ndarray]:
     """A batch from which `initialize` reads the shapes."""
