@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 import functools
 import inspect
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +10,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
+from attention.checks import check_at_least, check_number
 from models.beam_search import beam_search
 from models.config import PAD_ID
 from models.kind import Model
 from models.rows import where_rows
-from models.sizes import check_ids, check_length, known_ids
+from models.sizes import check_id_mask, check_ids, check_length, known_ids
 from settings.suggest import did_you_mean
 
 METHODS = ("greedy", "sample", "beam")
@@ -71,7 +71,7 @@ def generate(
     prompt_length: `[B]`, the length of each prompt; None is P.
     max_length: the largest number of tokens to generate.
     bos_id: starts a sequence without a prompt.
-    eos_id: the id that ends a sequence, or several such ids.
+    eos_id: the id that ends a sequence, or several such ids; -1 is none.
     pad_id: fills rows after their end.
     method: 'greedy' takes the most likely token, 'sample' samples one, and 'beam' is
       beam search.
@@ -118,23 +118,29 @@ def generate(
     },
   )
   vocab_size = model.target_vocab_size
-  if not 0.0 < temperature < math.inf:
+  check_number("temperature", temperature)
+  if temperature <= 0.0:
     raise ValueError(
       f"temperature: expected a finite number above 0, got {temperature}"
     )
-  if top_k is not None and not 1 <= top_k <= vocab_size:
-    raise ValueError(f"top_k: expected 1 to {vocab_size}, got {top_k}")
-  if beam_size < 1:
-    raise ValueError(f"beam_size: expected at least 1, got {beam_size}")
-  if not length_penalty >= 0.0:
+  if top_k is not None:
+    check_at_least("top_k", top_k, 1)
+    if top_k > vocab_size:
+      raise ValueError(f"top_k: expected 1 to {vocab_size}, got {top_k}")
+  check_at_least("beam_size", beam_size, 1)
+  check_number("length_penalty", length_penalty)
+  if length_penalty < 0.0:
     raise ValueError(
       f"length_penalty: expected 0 or more, got {length_penalty}"
     )
-  if method == "sample" and rng is None:
-    raise ValueError("rng: method 'sample' needs a key, got None")
-  if max_length < 1:
-    raise ValueError(f"max_length: expected at least 1, got {max_length}")
-  source = _source(model, source, source_mask)
+  if method == "sample":
+    _check_key(rng)
+  check_at_least("max_length", max_length, 1)
+  eos_ids = _eos_ids(eos_id, vocab_size)
+  _check_int("pad_id", pad_id)
+  if source is None and source_mask is not None:
+    raise ValueError("source_mask: expected None without a source, got one")
+  source, source_mask = _source(model, source, source_mask)
   prompts, lengths = _prompt(
     source,
     prompt,
@@ -165,7 +171,7 @@ def generate(
     temperature,
     length_penalty,
     max_length=max_length,
-    eos_ids=tuple(np.atleast_1d(eos_id).tolist()),
+    eos_ids=eos_ids,
     pad_id=pad_id,
     method=method,
     top_k=vocab_size if top_k is None else top_k,
@@ -189,14 +195,48 @@ def _check_method(
       )
 
 
-def _source(model: Model, source: Any, source_mask: Array | None) -> Any:
-  """Checks the ids of the source."""
+def _check_key(rng: Any) -> None:
+  """Raises ValueError unless `rng` is one random key."""
+  if rng is None:
+    raise ValueError("rng: method 'sample' needs a key, got None")
+  dtype = getattr(rng, "dtype", None)
+  is_typed = dtype and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+  if dtype is None or rng.ndim != (0 if is_typed else 1):
+    raise ValueError(
+      f"rng: expected one key, such as jax.random.key(0), got {np.shape(rng)} "
+      f"{dtype or type(rng).__name__}"
+    )
+
+
+def _check_int(name: str, value: Any) -> None:
+  """Raises ValueError unless a value is an int."""
+  if not isinstance(value, int | np.integer) or isinstance(value, bool):
+    raise ValueError(f"{name}: expected an int, got {value!r}")
+
+
+def _eos_ids(eos_id: Any, vocab_size: int) -> tuple[int, ...]:
+  """Checks the ids that end a sequence."""
+  ids = np.asarray(eos_id)
+  is_int = ids.ndim < 2 and np.issubdtype(ids.dtype, np.integer)
+  if not is_int or ids.min() < -1 or ids.max() >= vocab_size:
+    raise ValueError(
+      f"eos_id: expected one or several ids from 0 to {vocab_size - 1}, or -1 for "
+      f"none, got {eos_id!r}"
+    )
+  return tuple(np.atleast_1d(ids).tolist())
+
+
+def _source(model: Model, source: Any, source_mask: Any) -> tuple[Any, Any]:
+  """Checks the ids of the source, and their mask."""
   size = getattr(model, "source_vocab_size", None)
   if source is None or not size:
-    return source
+    return source, source_mask
+  source = source if hasattr(source, "dtype") else np.asarray(source)
   check_ids("source", source)
-  unmasked = source != PAD_ID if source_mask is None else source_mask
-  return known_ids("source", source, size, unmasked)
+  unmasked = source != PAD_ID
+  if source_mask is not None:
+    unmasked = source_mask = check_id_mask("source_mask", source_mask, source)
+  return known_ids("source", source, size, unmasked), source_mask
 
 
 def _prompt(
@@ -213,6 +253,7 @@ def _prompt(
   if prompt is None:
     if prompt_length is not None:
       raise ValueError("prompt_length: expected a prompt with it, got None")
+    _check_int("bos_id", bos_id)
     if vocab_size is not None and not 0 <= bos_id < vocab_size:
       raise ValueError(f"bos_id: expected 0 to {vocab_size - 1}, got {bos_id}")
     ids = np.full((1 if source is None else len(source), 1), bos_id, np.int32)
@@ -226,8 +267,14 @@ def _prompt(
     )
   lengths = np.full((batch,), longest, np.int32)
   if prompt_length is not None:
-    lengths = np.asarray(prompt_length, np.int32)
-  if lengths.shape != (batch,) or lengths.min() < 1 or lengths.max() > longest:
+    lengths = np.asarray(prompt_length)
+  is_int = np.issubdtype(lengths.dtype, np.integer)
+  if (
+    not is_int
+    or lengths.shape != (batch,)
+    or lengths.min() < 1
+    or lengths.max() > longest
+  ):
     raise ValueError(
       f"prompt_length: expected {batch} lengths of 1 to {longest}, got "
       f"{lengths.tolist()}"
@@ -235,7 +282,7 @@ def _prompt(
   if vocab_size is not None:
     unmasked = np.arange(longest)[None] < lengths[:, None]
     ids = known_ids("prompt", ids, vocab_size, unmasked)
-  return np.asarray(ids, np.int32), lengths
+  return np.asarray(ids, np.int32), lengths.astype(np.int32)
 
 
 @functools.partial(

@@ -1,5 +1,6 @@
 """Sizes of models that take ids, and checks of ids and lengths."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -37,6 +38,50 @@ def check_ids(name: str, ids: Any) -> None:
     raise ValueError(
       f"{name}: expected shape [B, T] of at least one id, got {ids.shape}"
     )
+
+
+def check_id_mask(name: str, mask: Any, ids: Any) -> Any:
+  """Returns a mask of ids as an array.
+
+  Raises:
+    ValueError: it is not bool, or not of the shape of the ids.
+  """
+  mask = mask if hasattr(mask, "dtype") else np.asarray(mask)
+  batch, length = ids.shape
+  fits = mask.shape in ((batch, length), (1, length))
+  if mask.dtype != np.bool_ or not fits:
+    raise ValueError(
+      f"{name}: expected bool [{batch}, {length}], True for a token, got "
+      f"{mask.dtype} {mask.shape}"
+    )
+  return mask
+
+
+def without_negative_ids(
+  ids: Int[Array, "B T"], size: int, shown: Bool[Array, "#B T"] | None
+) -> Int[Array, "B T"]:
+  """Replaces negative ids, which a lookup would count from the end of a table.
+
+  At unmasked positions they become `size`, whose embedding is NaN, as that of any id
+  outside the table; at masked ones they become 0.
+  """
+  if ids.dtype.itemsize < 4:  # `size` may be too large for it.
+    ids = ids.astype(jnp.int32)
+  outside = size if shown is None else jnp.where(shown, size, 0)
+  return jnp.where(ids < 0, outside, ids)
+
+
+def batch_array(batch: Mapping[str, Any], name: str) -> Array:
+  """An array of a batch.
+
+  Raises:
+    ValueError: the batch does not have it.
+  """
+  if name not in batch:
+    raise ValueError(
+      f"batch: expected {name!r}, got {', '.join(batch) or None}"
+    )
+  return jnp.asarray(batch[name])
 
 
 def known_ids(
@@ -100,8 +145,11 @@ def id_sizes(config: Any, sizes: Sizes) -> tuple[int, int, int, int, bool]:
     ("max_target_length", config.layout != "encoder"),
   ):
     size = getattr(sizes, name)
-    if is_needed and (size is None or size < 1):
-      raise ValueError(f"{name}: kind '{config.kind}' needs it, got {size}")
+    is_int = isinstance(size, int | np.integer) and not isinstance(size, bool)
+    if is_needed and not (is_int and size > 0):
+      raise ValueError(
+        f"{name}: kind '{config.kind}' needs an int of at least 1, got {size!r}"
+      )
   if sizes.shared_vocabulary and has_encoder:
     if sizes.source_vocab_size != sizes.target_vocab_size:
       raise ValueError(

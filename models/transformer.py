@@ -18,7 +18,13 @@ from models.head import Head
 from models.hyper_connections import StreamHead
 from models.kind import Sizes
 from models.multi_head_attention import apply_mechanism
-from models.sizes import check_length, id_sizes
+from models.sizes import (
+  batch_array,
+  check_id_mask,
+  check_length,
+  id_sizes,
+  without_negative_ids,
+)
 
 OPTIONAL = ("source_mask", "source_types", "inputs_mask", "global_indices")
 """Optional arrays of a batch, keyword arguments of `Transformer.__call__`."""
@@ -54,8 +60,8 @@ class Transformer(nn.Module):
     """Returns the positional and keyword arguments of a call on a batch."""
     layout = self.config.layout
     ids = (
-      None if layout == "decoder" else jnp.asarray(batch["source"]),
-      None if layout == "encoder" else jnp.asarray(batch["inputs"]),
+      None if layout == "decoder" else batch_array(batch, "source"),
+      None if layout == "encoder" else batch_array(batch, "inputs"),
     )
     return ids, {
       name: jnp.asarray(batch[name]) for name in self.optional if name in batch
@@ -199,6 +205,9 @@ class Transformer(nn.Module):
       return self._logits(memory, cast(Array, mask)[:, 0, 0])
     inputs = cast(Array, inputs)
     check_length("inputs", inputs.shape[1], self.max_target_length)
+    if inputs_mask is not None:
+      inputs_mask = check_id_mask("inputs_mask", inputs_mask, inputs)
+    inputs = without_negative_ids(inputs, self.target_vocab_size, inputs_mask)
     positions = np.arange(inputs.shape[1])[None, :]
     token_index = positions
     if self.config.embedding.position_skips_masked and inputs_mask is not None:
@@ -320,8 +329,10 @@ class Transformer(nn.Module):
     check_length("source", source.shape[1], self.max_source_length)
     if source_mask is None:
       source_mask = source != PAD_ID
+    source_mask = check_id_mask("source_mask", source_mask, source)
     mask = source_mask[:, None, None, :]
     table = self.target_embedding if self._one_table else self.source_embedding
+    source = without_negative_ids(source, table.num_embeddings, source_mask)
     x = self._embed(table, "source", source, self._positions(source))
     if self.config.embedding.token_types:
       types = jnp.zeros_like(source) if source_types is None else source_types

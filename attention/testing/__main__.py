@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from attention.names import failure_location
 from attention.testing.function import (
   OPTIONS,
   Function,
@@ -42,7 +43,11 @@ def main() -> int:
   _print(function, outcomes)
   if flags.record:
     rows = [x._asdict() for x in outcomes]
-    flags.record.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    try:
+      flags.record.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    except OSError as error:
+      print(f"--record: {error}", file=sys.stderr)
+      return 2
   return int(any(x.status == "broken" for x in outcomes))
 
 
@@ -63,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     "an empty name means that it has no such option",
   )
   add("--causal", choices=("always", "never"), help="if no option decides")
-  add("--heads", type=int, default=4)
-  add("--head-dim", type=int, default=8)
+  add("--heads", type=_size, default=4)
+  add("--head-dim", type=_size, default=8)
   add("--lengths", type=_sizes, default=(13, 131), metavar="T,…")
   add("--laws", type=lambda x: x.split(","), metavar="LAW,…")
   add("--record", type=pathlib.Path, metavar="FILE", help="results as JSON")
@@ -72,21 +77,39 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(text: str) -> dict[str, str]:
-  pairs = dict(x.split("=", 1) for x in text.split(","))
+  pairs = dict(x.partition("=")[::2] for x in text.split(","))
+  if text.count("=") < len(pairs):
+    raise argparse.ArgumentTypeError(f"expected OPTION=NAME,…, got {text!r}")
   for name in sorted(pairs.keys() - OPTIONS.keys()):
     raise argparse.ArgumentTypeError(f"{name!r} is not an option of the laws")
   return pairs
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-  return tuple(int(x) for x in text.split(","))
+  sizes = text.split(",")
+  if not all(x.isdecimal() and int(x) > 0 for x in sizes):
+    raise argparse.ArgumentTypeError(
+      f"expected whole numbers of at least 1, got {text!r}"
+    )
+  return tuple(map(int, sizes))
+
+
+def _size(text: str) -> int:
+  return _sizes(text)[0]
 
 
 def _function(flags: argparse.Namespace) -> Function:
   module, _, name = flags.function.partition(":")
   if not name:
     raise ValueError("expected PACKAGE.MODULE:FUNCTION")
-  call: Any = importlib.import_module(module)
+  try:
+    call: Any = importlib.import_module(module)
+  except ImportError:
+    raise
+  except Exception as error:  # Another project's code may raise anything.
+    raise ValueError(
+      f"importing {module} raised {failure_location(error)}"
+    ) from None
   for attribute in name.split("."):
     call = getattr(call, attribute)
   if isinstance(call, Function):

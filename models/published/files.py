@@ -112,7 +112,7 @@ def write(
   """Writes `config.json` and `model.safetensors`, and creates the folder.
 
   Removes the index of shards that the folder had, because `read_tensors` would read
-  those.
+  those. In the hub's cache, files are links, whose targets do not change.
   """
   folder.mkdir(parents=True, exist_ok=True)
   content = save(
@@ -120,10 +120,20 @@ def write(
     {name: np.asarray(array, order="C") for name, array in arrays.items()},
     metadata={"format": "pt"},  # transformers rejects a file without it.
   )
-  (folder / TENSORS).write_bytes(content)
-  (folder / INDEX).unlink(missing_ok=True)
   text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-  (folder / CONFIG).write_text(text, encoding="utf-8")
+  _replace(folder / TENSORS, content)
+  (folder / INDEX).unlink(missing_ok=True)
+  _replace(folder / CONFIG, text.encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
+  """Replaces a file as a whole; a link is replaced, and not the file behind it."""
+  new = path.with_name(f"{path.name}.new")
+  try:
+    new.write_bytes(content)
+    new.replace(path)
+  finally:
+    new.unlink(missing_ok=True)
 
 
 def _read_shards(folder: Path) -> Tensors:

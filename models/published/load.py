@@ -274,6 +274,10 @@ def save_pretrained(folder: str | os.PathLike[str], p: Pretrained) -> None:
   Args:
     folder: the folder, which is created if it does not exist.
     p: the model; `p._replace(variables=…)` has other variables.
+
+  Raises:
+    ValueError: the variables are not those of the model, or not finite. Nothing is
+      written.
   """
   files.write(Path(folder), *_to_published(p))
 

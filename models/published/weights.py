@@ -139,9 +139,24 @@ def without_copies(family: Family, tensors: files.Tensors) -> set[str]:
 def write(
   family: Family, model: Any, variables: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-  """Converts a model to tensors with the names of the family's table."""
+  """Converts a model to tensors with the names of the family's table.
+
+  Raises:
+    ValueError: the variables are not those of the model, or not finite.
+  """
   paths = {path: np.asarray(x) for path, x in _flat(variables).items()}
   shapes, full_shapes = _shapes(model), _with_keys(model)
+  for path in sorted({*shapes, *paths}):
+    expected, got = (
+      f"shape {x[path].shape}" if path in x else "none" for x in (shapes, paths)
+    )
+    if expected != got:
+      raise ValueError(f"variables: {path}: expected {expected}, got {got}")
+    is_float = jnp.issubdtype(paths[path].dtype, jnp.floating)
+    if is_float and not np.isfinite(paths[path]).all():
+      raise ValueError(
+        f"variables: {path}: expected finite numbers, got NaN or infinity"
+      )
   arrays, written = {}, set()
   rows = active(family.rows(model.config), shapes)
   for theirs, ours, layout, index, is_start in rows:

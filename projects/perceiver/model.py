@@ -20,7 +20,7 @@ from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 from models.mlp import Mlp
 from models.multi_head_attention import MultiHeadAttention, apply_mechanism
-from models.sizes import check_length
+from models.sizes import batch_array, check_length
 from projects.perceiver.config import PerceiverConfig, Widths
 from projects.perceiver.maps import LatentPictures
 from projects.perceiver.pixels import Pixels
@@ -145,13 +145,13 @@ class Perceiver(LatentPictures, nn.Module):
     The length of 'targets' is the number of outputs; a batch without targets has all.
     """
     if self.image_shape is not None:
-      return (jnp.asarray(batch["image"]),), {}
+      return (batch_array(batch, "image"),), {}
     options: dict[str, Any] = {}
     if "source_mask" in batch:
       options["source_mask"] = jnp.asarray(batch["source_mask"])
     if "targets" in batch:
       options["num_outputs"] = batch["targets"].shape[1]
-    return (jnp.asarray(batch["source"]),), options
+    return (batch_array(batch, "source"),), options
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:

@@ -14,7 +14,12 @@ import numpy as np
 from models import embeddings
 from models.config import PAD_ID
 from models.kind import Sizes
-from models.sizes import check_length, id_sizes
+from models.sizes import (
+  batch_array,
+  check_length,
+  id_sizes,
+  without_negative_ids,
+)
 from projects.seq2seq.config import Seq2SeqConfig
 from projects.seq2seq.decoder import (
   Annotations,
@@ -131,7 +136,7 @@ class Seq2Seq(nn.Module):
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[Array, Array], dict[str, Any]]:
     """Returns the positional and keyword arguments of a call on a batch."""
-    return (jnp.asarray(batch["source"]), jnp.asarray(batch["inputs"])), {}
+    return (batch_array(batch, "source"), batch_array(batch, "inputs")), {}
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:
@@ -228,6 +233,7 @@ class Seq2Seq(nn.Module):
     return Annotations(values, mask), final_states
 
   def _embed(self, table, ids, deterministic):
+    ids = without_negative_ids(ids, table.num_embeddings, None)
     x = table(ids) * math.sqrt(self.config.features)
     return self.dropout(x, deterministic=deterministic)
 

@@ -20,7 +20,7 @@ from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 from models.mlp import Mlp
 from models.multi_head_attention import apply_mechanism
-from models.sizes import check_length
+from models.sizes import batch_array, check_length
 from projects.speech.config import ConformerConfig
 from projects.speech.features import (
   Extractor,
@@ -198,7 +198,7 @@ class Conformer(SpectrogramPictures, nn.Module):
     options = {}
     if "source_mask" in batch:
       options["source_mask"] = jnp.asarray(batch["source_mask"]) != 0
-    return (jnp.asarray(batch[name]),), options
+    return (batch_array(batch, name),), options
 
   @nn.nowrap
   def example(self) -> dict[str, np.ndarray]:

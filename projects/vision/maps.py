@@ -6,10 +6,10 @@ import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import models
+from models.sizes import batch_array
 from projects.vision.pyramid_config import PyramidConfig
 from tasks.pixels import check_images
 from training.pictures import attention_maps
@@ -195,7 +195,7 @@ class ImageModel:
     self, batch: Mapping[str, Any]
   ) -> tuple[tuple[jax.Array], dict[str, Any]]:
     """Returns the positional and keyword arguments of a call on a batch."""
-    return (jnp.asarray(batch["image"]),), {}
+    return (batch_array(batch, "image"),), {}
 
   def example(self) -> dict[str, np.ndarray]:
     """Returns a batch whose shapes `initialize` uses."""

@@ -337,9 +337,11 @@ def test_the_reproduction_shows_the_difference(tmp_path):
     ("mine", "mine: expected PACKAGE.MODULE:FUNCTION"),
     ("mine:absent", "mine:absent: module 'mine' has no attribute 'absent'"),
     ("theirs:f", "theirs:f: No module named 'theirs'"),
+    ("raises:f", "raises:f: importing raises raised SyntaxError: "),
   ],
 )
 def test_what_cannot_be_judged_is_one_line(tmp_path, function, told):
+  (tmp_path / "raises.py").write_text("def (")
   ran = judge(tmp_path, function)
   assert (ran.returncode, ran.stdout) == (2, "")
   assert told in ran.stderr.splitlines()[-1]

@@ -369,9 +369,26 @@ def test_what_cannot_be_generated_raises(translator):
     # The model has 12 positions.
     *({"max_length": x} for x in (0, 13)),
     *({"source": None}, {"prompt": np.ones((2, 3), int)}),
-    {"prompt_length": [0, 1, 2], "prompt": prompt},
+    *({"prompt_length": [0, x, 2], "prompt": prompt} for x in (1, 1.5)),
     {"prompt_length": [1, 1, 1]},
+    # Numbers that would be rounded, and ids that no token has.
+    *({"max_length": x} for x in (3.5, "4", True)),
+    *({"eos_id": x} for x in (7, -2, 2.7, "2", True, None, [])),
+    *({"bos_id": x} for x in (1.7, True, None)),
+    {"pad_id": 0.5},
+    *({"top_k": x, "method": "sample"} for x in (2.0, True)),
+    {"temperature": "1", "method": "sample"},
+    *(
+      {"rng": x, "method": "sample"}
+      for x in (0, jax.random.split(jax.random.key(0)))
+    ),
+    {"beam_size": 2.0, "method": "beam"},
+    {"length_penalty": float("inf"), "method": "beam"},
+    *({"source_mask": x} for x in (np.ones((3, 6)), np.ones((3, 5), bool))),
   )
+  decoder = tiny.create("decoder")
+  masked = functools.partial(models.generate, decoder, {}, max_length=3, **IDS)
+  assert_refused(masked, {"source_mask": np.ones((3, 6), bool)})
 
 
 def test_an_encoder_cannot_generate():

@@ -13,6 +13,7 @@ from models import embeddings, nested
 from models.block import Block
 from tests.attention.forms import KINDS
 from tests.models import tiny
+from tests.refusals import assert_refused
 
 # The contract tests each mechanism; this file tests the models.
 CAUSAL = [name for name in KINDS if name in tiny.names("causal")]
@@ -278,6 +279,38 @@ def test_lengths_beyond_the_model_raise():
   ):
     with pytest.raises(ValueError, match=f"^{message}"):
       tiny.forward(model, tiny.initialized(model), tiny.batch(**lengths))
+
+
+def test_a_batch_without_an_array_or_with_another_mask_is_refused():
+  model, batch = tiny.create(), tiny.batch()
+  ones = np.ones(batch["source"].shape, int)
+  assert_refused(
+    lambda **batch: model.arguments(batch), ("batch", {"source": ones})
+  )
+  assert_refused(
+    lambda **more: models.forward(model, tiny.initialized(model), batch | more),
+    *({"source_mask": x} for x in (ones, ones[:, :3] > 0)),
+    {"inputs_mask": batch["inputs"]},
+  )
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int8"])
+def test_a_negative_id_is_nan_and_not_an_id_from_the_end(dtype):
+  """At a masked position of a source, it is any other id."""
+  model = tiny.create()
+  variables, batch = tiny.initialized(model), tiny.batch()
+  source, inputs = (np.array(batch[x], dtype) for x in ("source", "inputs"))
+  source[0, -1], inputs[1, 3] = -100, -1
+  mask = source > 0
+  out = tiny.forward(
+    model, variables, {"source": source, "inputs": inputs, "source_mask": mask}
+  )
+  assert np.isnan(out[1, 3:]).all()
+  source[0, -1] = 0
+  expected = tiny.forward(
+    model, variables, {"source": source, "inputs": inputs}
+  )
+  np.testing.assert_array_equal(out[0], expected[0])
 
 
 def test_models_of_equal_configs_share_compiled_functions():

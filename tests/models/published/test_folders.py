@@ -139,7 +139,32 @@ def test_links_lead_to_files_of_the_folder(folder, tmp_path, name):
   outside.rename(inside)
   (folder / name).unlink()
   (folder / name).symlink_to(inside)
-  models.load_pretrained(folder)
+  p = models.load_pretrained(folder)
+  # As in the hub's cache, whose files other folders share.
+  content = inside.read_bytes()
+  moved = jax.tree.map(lambda x: x + 1, p.variables)
+  models.save_pretrained(folder, p._replace(variables=moved))
+  assert inside.read_bytes() == content
+  same(models.load_pretrained(folder).variables, moved)
+
+
+def test_variables_that_could_not_be_loaded_are_not_saved(folder):
+  p, content = (
+    loaded("bert_masked"),
+    (folder / "model.safetensors").read_bytes(),
+  )
+  params = traverse_util.flatten_dict(dict(p.variables["params"]))
+  name = ("encoder_0", "self_attention", "query", "kernel")
+  for change, message in (
+    ({name: params[name] * np.nan}, "expected finite numbers"),
+    ({name: params[name][:5]}, "expected shape .* got shape"),
+    ({("more",): np.ones(3)}, "more: expected none, got shape"),
+  ):
+    wrong = traverse_util.unflatten_dict(params | change)
+    q = p._replace(variables={**p.variables, "params": wrong})
+    with pytest.raises(ValueError, match=f"^variables: .*{message}"):
+      models.save_pretrained(folder, q)
+  assert (folder / "model.safetensors").read_bytes() == content
 
 
 class _Trap:
