@@ -135,8 +135,9 @@ class Comparison:
     for task, fields in self.per_task.items():
       check_section(f"config.per_task.{task}", fields)
     self._check_tasks("references", "NAME.METRIC", "nanoGPT.loss")
-    for field, value in flatten(self.references).items():
-      if field.count(".") != 2 or not isinstance(value, (int, float)):
+    for field, value, is_metric in _reference_values(self.references):
+      is_number = isinstance(value, int | float) and not isinstance(value, bool)
+      if not (is_metric and is_number):
         raise ValueError(
           f"references.{field}: expected a number for TASK.NAME.METRIC, got "
           f"{value!r}"
@@ -291,6 +292,20 @@ class Comparison:
         f"{budgets[0]}: determines the number of steps; expected no "
         "num_steps with it"
       )
+
+
+def _reference_values(
+  mapping: Mapping[str, Any], prefix: str = "", levels: int = 3
+) -> Iterator[tuple[str, Any, bool]]:
+  """Yields TASK.NAME.METRIC, its value, and whether it has all three levels.
+
+  `flatten` would not tell a name with a dot, such as GPT-2.5, from two levels.
+  """
+  for name, value in mapping.items():
+    if levels > 1 and hasattr(value, "items"):
+      yield from _reference_values(value, f"{prefix}{name}.", levels - 1)
+    else:
+      yield prefix + name, value, levels == 1
 
 
 def _is_task(name: str) -> bool:

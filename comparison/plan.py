@@ -218,6 +218,31 @@ def label(run: Mapping[str, Any]) -> str:
   return ", ".join(filter(None, parts))
 
 
+def check_reference(runs: Sequence[Run], reference: str | None) -> None:
+  """Checks that a plan has a row with the name of the reference, which can run.
+
+  As in a report, the name may omit values of `across` that all rows share.
+
+  Raises:
+    ConfigError: there is no such row, so that nothing would be tested.
+  """
+  if reference is None:
+    return
+  runnable = [run for run in runs if not run.obstacle]
+  labels = dict.fromkeys(label(vars(run)) for run in runnable)
+  points = [point(run.across).split(", ") for run in runs]
+  shared = [x for x in points[0] if all(x in other for other in points)]
+  names = dict.fromkeys(
+    ", ".join(part for part in text.split(", ") if part not in shared)
+    for text in labels
+  )
+  if reference not in (*labels, *names):
+    raise ConfigError(
+      f"config.reference: expected one of the rows {'; '.join(names)}, got "
+      f"{reference!r}"
+    )
+
+
 def point(fields: Mapping[str, Any]) -> str:
   """Formats values with the last part of their fields: 'features=16, position=rotary'.
 

@@ -39,6 +39,7 @@ def run(
     print(line, flush=True)
   if all(run.obstacle for run in runs):
     raise RunError("nothing can be trained; choose other mechanisms or tasks")
+  plan.check_reference(runs, comparison.reference)
   shared[ownership.DATA] = plan.data(runs)
   seeds = comparison.seed_numbers
   has_choice = bool(comparison.choosing_seeds)

@@ -46,6 +46,8 @@ def test_faults_are_told_before_anything_runs():
     ("batch_size.x", {"batch_size": {"x": 3}}),
     references("txet", txet={"x": {"loss": 1.9}}),
     references("copy.x", copy={"x": 1.88}),
+    references("copy.x.loss", copy={"x": {"loss": True}}),
+    references("copy.GPT-2.5.loss", copy={"GPT-2.5": {"loss": ""}}),
     of_task("cpoy", cpoy={}),
     of_task("copy", copy=3),
     of_task("num_steps", num_steps=3),

@@ -1,6 +1,7 @@
 """Writes the results of a comparison as files, for readers and for programs."""
 
 from collections.abc import Callable, Mapping, Sequence
+import json
 from pathlib import Path
 import re
 import time
@@ -65,7 +66,10 @@ def write(workdir: Path) -> str:
     runs, records.planned_runs(workdir), reference
   )
   runs.to_csv(workdir / "results.csv", index=False)
-  runs.to_json(workdir / "results.jsonl", orient="records", lines=True)
+  # pandas rounds to ten decimals, so 1e-12 would become 0.
+  rows = runs.astype(object).where(runs.notna(), None).to_dict("records")
+  lines = "".join(json.dumps(row) + "\n" for row in rows)
+  atomic.write_text(workdir / "results.jsonl", lines)
   summary.to_csv(workdir / "summary.csv", index=False)
   curves.to_csv(workdir / "curves.csv", index=False)
   tasks = divide_by_task(run_records, runs, curves, summary)

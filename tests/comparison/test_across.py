@@ -1,5 +1,6 @@
 """Values that every mechanism is run with, each a row of its own."""
 
+import dataclasses
 import json
 
 import pytest
@@ -94,6 +95,19 @@ def test_a_reference_is_declared_before_the_runs(tmp_path):
   with pytest.raises(ConfigError, match=r"reference.*one of dense, linear"):
     comparison(attention="dense,linear", reference="lsh")
   comparison(attention="dense,linear", reference="dense, features=16")
+  values = {"optimizer.b2": 0.9}
+  runs = [
+    plan.Run("copy", name, name, 0, {}, {}, values | {"model.features": n})
+    for name in ("dense", "lsh")
+    for n in (16, 32)
+  ]
+  runs[2] = dataclasses.replace(runs[2], obstacle="too short")
+  plan.check_reference(runs, "dense, features=16")
+  plan.check_reference(runs, "lsh, features=32, b2=0.9")
+  for missing in ("dense", "lsh, features=16"):
+    rows = "rows dense, features=16; dense, features=32; lsh, features=32, got"
+    with pytest.raises(ConfigError, match=f"{rows} '{missing}'"):
+      plan.check_reference(runs, missing)
 
 
 def test_what_a_task_takes_counts_only_where_the_task_runs():

@@ -54,8 +54,13 @@ def test_files_for_programs(folder):
   curves = pd.read_csv(folder / "curves.csv")
   assert {"run", "step", "metric", "value"} <= set(curves.columns)
   with (folder / "results.csv").open() as file:
-    command = next(csv.DictReader(file))["command"]
+    table = list(csv.DictReader(file))
+  command = table[0]["command"]
   assert command.startswith("python train.py --config=configs/copy.py:dense ")
+  # Both files have every digit of a number.
+  rows = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
+  losses = [row["loss"] for row in rows]
+  assert losses == [float(x["loss"]) if x["loss"] else None for x in table]
 
 
 def test_the_text_has_what_was_found_first(folder):

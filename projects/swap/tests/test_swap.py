@@ -132,6 +132,7 @@ def test_a_fault_is_one_line_and_writes_nothing(finished, place, tmp_path):
     ((out, "--keep=first"), "--keep: expected numbers of layers"),
     ((out, "--attention=flash:blocks=3"), "--attention: flash:blocks=3: blo"),
     ((), "--workdir: missing"),
+    ((out, "--finetune_rate=0.1"), "--finetune_rate: needs --finetune_steps"),
     ((f"--workdir={tmp_path}",), "holds other files and no swap"),
     (
       (f"--workdir={finished[0]}", *FLAGS, "--finetune_steps=3"),
