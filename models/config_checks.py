@@ -29,6 +29,7 @@ def check_sublayers(config: "ModelConfig") -> None:
     check(config, "position", is_plain, f"'rotary' or 'none' {condition}")
     check(config, "norm", config.norm == "pre", f"'pre' {condition}")
     check(config, "parallel", not config.parallel, f"False {condition}")
+    check(slot, "streams", slot.streams == 1, f"1 {condition}")
     try:
       _ = config.second
     except ValueError as error:

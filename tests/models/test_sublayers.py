@@ -177,6 +177,7 @@ def test_sublayers_that_do_not_fit():
     ("norm", {"norm": "post", **second}),
     ("position", {"position": "t5", **second}),
     ("parallel", {"parallel": True, **second}),
+    ("streams", {"streams": 2, **second}),
     ("second_attention", {"kind": "encoder", **second}),
     ("self_attention", {"kind": "encoder", "self_attention": False}),
     ("second_attention.decoder_attention", {"second_attention": linformer}),
