@@ -77,9 +77,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(text: str) -> dict[str, str]:
-  pairs = dict(x.partition("=")[::2] for x in text.split(","))
-  if text.count("=") < len(pairs):
+  options = text.split(",")
+  if not all("=" in x for x in options):
     raise argparse.ArgumentTypeError(f"expected OPTION=NAME,…, got {text!r}")
+  pairs = dict(x.split("=", 1) for x in options)
   for name in sorted(pairs.keys() - OPTIONS.keys()):
     raise argparse.ArgumentTypeError(f"{name!r} is not an option of the laws")
   return pairs
