@@ -39,10 +39,17 @@ def _values(entry: Any) -> list[Any]:
   A list inside a list is one value.
   """
   if isinstance(entry, (list, tuple)):
-    # On the command line, a tuple of words arrives as one word with commas.
-    inner = (list, tuple)
-    parts = ([tuple(x)] if isinstance(x, inner) else _values(x) for x in entry)
-    return [value for part in parts for value in part]
+    if len(entry) == 1 and isinstance(entry[0], str):
+      # On the command line, a tuple of words arrives as one word with commas.
+      return _values(entry[0])
+    return [
+      tuple(x)
+      if isinstance(x, (list, tuple))
+      else literal(x)
+      if isinstance(x, str)
+      else x
+      for x in entry
+    ]
   if isinstance(entry, str):
     return [literal(part) for part in split(entry)]
   return [entry]

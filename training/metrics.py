@@ -36,7 +36,8 @@ def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
     except ValueError:
       record = None
     is_intact = isinstance(record, dict) and (
-      file != FILE or {"step", "split"} <= record.keys()
+      file != FILE
+      or (isinstance(record.get("step"), int) and "split" in record)
     )
     if is_intact:
       records.append(record)
