@@ -40,14 +40,18 @@ def _values(entry: Any) -> list[Any]:
   """
   sequence = (list, tuple)
   if isinstance(entry, sequence):
-    # The command line gives a tuple of words as one word with commas.
-    parts = (
-      [tuple(x)] if isinstance(x, sequence) else _values(x) for x in entry
-    )
-    return [value for part in parts for value in part]
+    if len(entry) == 1 and isinstance(entry[0], str):
+      # The command line gives a tuple of words as one word with commas.
+      return _values(entry[0])
+    return [tuple(x) if isinstance(x, sequence) else _literal(x) for x in entry]
   if isinstance(entry, str):
     return [literal(part) for part in split(entry)]
   return [entry]
+
+
+def _literal(value: Any) -> Any:
+  """The value of a word of the command line; other values stay as they are."""
+  return literal(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, config=STRICT)

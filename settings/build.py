@@ -26,6 +26,9 @@ T = TypeVar("T")
 _FLOAT32_END = 2.0**128
 """The absolute value of every float32 is below it."""
 
+_FLOAT32_TINY = 2.0**-126
+"""The smallest normal float32; XLA may replace smaller numbers by 0."""
+
 
 class UnknownFieldError(ConfigError):
   """A config field that its section does not have.
@@ -110,7 +113,9 @@ def _plain(value: Any, path: str) -> Any:
     )
   if isinstance(value, str) and not _is_unicode(value):
     raise ConfigError(f"{path}: expected a text in UTF-8, got {value!r}")
-  if isinstance(value, int | float) and _FLOAT32_END <= abs(value) < math.inf:
+  if isinstance(value, int | float) and (
+    0 < abs(value) < _FLOAT32_TINY or _FLOAT32_END <= abs(value) < math.inf
+  ):
     raise ConfigError(
       f"{path}: expected a number in the range of float32, got {value}"
     )

@@ -37,8 +37,9 @@ class OptimizerConfig:
       three fields, None is the optimiser's default.
     b2: decay of the second moment, if the optimiser has one.
     eps: added to the root of the second moment, if the optimiser takes it.
-    weight_decay: decoupled weight decay; never applied to biases, to scales, or to
-      the decay rates (A) and skips (D) of Mamba and its successors.
+    weight_decay: decoupled weight decay; never applied to biases, to scales, to the
+      decay rates (A) and skips (D) of Mamba and its successors, to the gains of
+      log-linear attention, or to the regularizer of MesaNet.
     clip_norm: largest global gradient norm; None does not clip.
     accumulate_steps: number of micro-batches that a batch is split into.
     label_smoothing: fraction of each target that is spread over the whole vocabulary.

@@ -28,17 +28,17 @@ def read(workdir: pathlib.Path, file: str = FILE) -> list[dict[str, Any]]:
   path = workdir / file
   if not path.exists():
     return []
-  records = []
+  records: list[dict[str, Any]] = []
   lines = path.read_text("utf-8", "replace").splitlines()
   for number, line in enumerate(lines, 1):
     try:
       record = json_text.loads(line)
     except ValueError:
       record = None
-    is_intact = isinstance(record, dict) and (
-      file != FILE or {"step", "split"} <= record.keys()
-    )
-    if is_intact:
+    if isinstance(record, dict) and (
+      file != FILE
+      or (isinstance(record.get("step"), int) and "split" in record)
+    ):
       records.append(record)
     elif number < len(lines):
       print(f"{path}: line {number} is damaged", file=sys.stderr)

@@ -18,11 +18,14 @@ from settings.errors import one_line
 from training.config import OptimizerConfig
 from training.state import float32
 
-_NOT_DECAYED = ("bias", "scale", "log_rate", "skip")
-"""Suffixes of the names of parameters without weight decay.
+_NOT_DECAYED = (
+  *("bias", "scale", "log_rate", "skip"),
+  *("/correction", "/level_gain", "/regularizer"),
+)
+"""Suffixes of the names of parameters without weight decay; '/' precedes a whole name.
 
-These are biases, scales of norms, and A and D of Mamba, which Mamba's code also
-exempts.
+These are biases, scales of norms, A and D of Mamba, D of Comba, L of log-linear
+attention, and λ of MesaNet. The authors' code also exempts them.
 """
 
 _OPTIONAL = ("b1", "b2", "eps", "weight_decay")
@@ -250,5 +253,5 @@ def _in_float32(
 def _decay_mask(params: optax.Params) -> optax.Params:
   """A mask of the parameters with weight decay, by the last part of their names."""
   return jax.tree.map_with_path(
-    lambda path, _: not str(path[-1].key).endswith(_NOT_DECAYED), params
+    lambda path, _: not f"/{path[-1].key}".endswith(_NOT_DECAYED), params
   )

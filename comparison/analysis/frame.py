@@ -197,13 +197,15 @@ def _order(record: Record) -> tuple[Any, ...]:
     record["task"],
     rank(record["attention"]),
     record["attention"],
-    str([_size(value) for _, value in sorted(across.items())]),
+    [_size(value) for _, value in sorted(across.items())],
     (width is None, width or ""),
     point(record.get("grid", {})),
     record["seed"],
   )
 
 
-def _size(value: Any) -> str:
+def _size(value: Any) -> tuple[bool, float, str]:
   """A sort key that orders numbers by size, before texts."""
-  return f"{value:020.6f}" if is_number(value) else f"~{json.dumps(value)}"
+  if is_number(value):
+    return False, value, ""
+  return True, 0.0, json.dumps(value)

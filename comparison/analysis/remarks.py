@@ -25,9 +25,10 @@ def tests(task: Task) -> str:
   """How rows were compared, with a warning about seeds that were added later."""
   summary = task.summary
   texts = [f"Tests: {text}." for text in sorted({*summary["test"]} - {""})]
-  if added := max(summary["added"]):
+  added = {int(x) for seeds in summary["added"] for x in seeds.split(", ") if x}
+  if added:
     texts.append(
-      f"Seeds {added} were added to those planned at first. If results led to them, "
+      f"Seeds {', '.join(map(str, sorted(added)))} were added to those planned at first. If results led to them, "
       "5 % of false differences become about 9 %."
     )
   return " ".join(texts)
@@ -134,7 +135,9 @@ def _was_falling(record: Record) -> bool:
   earlier = [x for x in curve if x["step"] <= _EARLIER * curve[-1]["step"]]
   if not earlier:
     return False
-  return curve[-1]["loss"] < (1 - _FALL) * earlier[-1]["loss"]
+  before = earlier[-1]["loss"]
+  # The log-likelihood of a density may be negative.
+  return curve[-1]["loss"] < before - _FALL * abs(before)
 
 
 def _last(record: Record) -> Mapping[str, Any]:

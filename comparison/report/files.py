@@ -67,7 +67,10 @@ def write(workdir: Path) -> str:
   )
   runs.to_csv(workdir / "results.csv", index=False)
   # pandas rounds to ten decimals, so 1e-12 would become 0.
-  rows = runs.astype(object).where(runs.notna(), None).to_dict("records")
+  rows = [
+    {str(name): None if pd.isna(x) else x for name, x in row.items()}
+    for row in runs.astype(object).to_dict("records")
+  ]
   lines = "".join(json.dumps(row) + "\n" for row in rows)
   atomic.write_text(workdir / "results.jsonl", lines)
   summary.to_csv(workdir / "summary.csv", index=False)

@@ -31,6 +31,14 @@ def test_every_combination_is_a_run_with_a_grid_inside():
     assert f"--config.model.features={width}" in run.arguments
 
 
+def test_a_text_of_several_keeps_its_commas():
+  """A path may list files; one text alone comes from a command line."""
+  texts = ["a.txt,b.txt", "c.txt"]
+  for across, values in ((texts, texts), (texts[:1], ["a.txt", "b.txt"])):
+    points = comparison(across={"task": {"path": across}}).across_points()
+    assert [point["task.path"] for point in points] == values
+
+
 def test_truth_values_are_those_of_any_flag():
   across = {"model": {"short_convolution": "true,false"}}
   runs = plan.plan(comparison(tasks="recall", attention="dense", across=across))

@@ -63,6 +63,13 @@ def test_every_field_is_written_and_no_other(record):
   assert record == WRITTEN | MEASURED
 
 
+def test_values_of_across_are_sorted_by_size(record):
+  values = [1e-7, -1.0, "a", 3e-8, 10, -2.0]
+  found = [record | {"across": {"optimizer.eps": x}} for x in values]
+  ordered = [-2.0, -1.0, 3e-8, 1e-7, 10, "a"]
+  assert list(frame.runs(found)["optimizer.eps"]) == ordered
+
+
 def test_every_column_has_its_field(record):
   lines = [
     {"step": 4, "split": "train", "accuracy": 0.1, "loss": 9.0},

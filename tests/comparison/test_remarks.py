@@ -29,6 +29,13 @@ def test_the_page_says_how_rows_were_compared():
     "Tests: none yet, because `path` has no complete row."
   )
   assert not remarks.tests(by_task(found[:3])["recall"])
+  seeds = [("dense", 10), ("delta", 3), ("delta", 4)]
+  plan = {
+    str(n): {"row": f"recall, {row}", "seed": seed, "added": True}
+    for n, (row, seed) in enumerate(seeds)
+  }
+  told = remarks.tests(by_task(found, plan)["recall"])
+  assert "Seeds 3, 4, 10 were added to those planned at first" in told
 
 
 def stopped(attention, losses, split="validation", rate=0.03):
@@ -54,6 +61,7 @@ def test_points_that_were_stopped_while_they_learned_are_named():
     stopped("delta", [3.4, 3.3, 3.0, 2.5]),
     stopped("dense", [3.4, 3.3, 3.0, 2.5], "train", rate=0.1),
     stopped("lsh", [3.4, 3.4, 3.4, 3.39]),  # It had stopped by itself.
+    stopped("lsh", [-3.4, -3.4, -3.4, -3.4]),
   ]
   (text,) = remarks.choice_warnings(by_task(found)["recall"])
   assert text.startswith("Halving stopped points whose loss was still falling")

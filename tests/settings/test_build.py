@@ -104,6 +104,10 @@ def test_round_trip_through_json():
       "rate: expected a number in the range of float32, got 1e+300",
     ),
     (
+      {"rate": 1e-46},
+      "rate: expected a number in the range of float32, got 1e-46",
+    ),
+    (
       {"rate": 10**400},
       "rate: expected a number in the range of float32, got 1000",
     ),

@@ -93,7 +93,7 @@ def test_a_damaged_line_costs_that_line(tmp_path, capsys):
   path = tmp_path / metrics.FILE
   first, last = path.read_bytes().splitlines()
   wrong = [b"\xff\x00" + first, b"[" * 1_200 + b"]" * 1_200, b"3"]
-  wrong += [b'{"step": 1}', b"9" * 5_000, b"null"]
+  wrong += [b'{"step": "1", "split": "x"}', b"9" * 5_000, b"null"]
   path.write_bytes(b"\n".join([first, *wrong, last, b""]))
   assert [record["step"] for record in metrics.read(tmp_path)] == [1, 2]
   assert capsys.readouterr().err.splitlines() == [

@@ -50,14 +50,17 @@ def test_inverse_sqrt_is_that_of_the_paper():
   np.testing.assert_allclose(got[16:], 4 / np.sqrt(steps), rtol=1e-6)
 
 
-# What Mamba's and fla's code marks as `_no_weight_decay` (A_log, dt_bias, D), and what
-# is a bias or a scale of a norm by its name.
+# What Mamba's and fla's code marks as `_no_weight_decay` (A_log, dt_bias, D, L and
+# lambda_params), and what is a bias or a scale of a norm by its name.
 @pytest.mark.parametrize(
   ("name", "exempt"),
   [
     ("mamba2", {"log_rate", "step_bias", "skip"}),
     ("gated_delta", {"log_rate", "step_bias"}),
     ("kimi_delta", {"log_rate", "step_bias"}),
+    ("comba", {"log_rate", "step_bias", "correction"}),
+    ("mesa", {"rate_bias", "decay_bias", "regularizer"}),
+    ("log_linear", {"log_rate", "step_bias", "skip", "level_gain"}),
     ("gated_linear", {"gate_bias"}),
     ("latent", {"norm_scale"}),
   ],

@@ -48,7 +48,7 @@ MUTANTS = (
     "return optax.join_schedules([ramp, schedule], [warmup + 1])",
     _STEPS, "the schedule begins one step late"),
   Mutant("training/optimizer.py",
-    "not str(path[-1].key).endswith(_NOT_DECAYED), params",
+    'not f"/{path[-1].key}".endswith(_NOT_DECAYED), params',
     'str(path[-1].key) != "scale", params',
     _STEPS, "biases decay"),
   Mutant("training/devices/mesh.py",
