@@ -193,6 +193,9 @@ def check_update(
     shapes = [jax.tree.map(jnp.shape, tree) for tree in (updates, params)]
     if shapes[0] != shapes[1]:
       raise ValueError("its updates have other shapes than the parameters")
+    state = jax.eval_shape(optimizer.init, params)
+    if any(leaf.size == 0 for leaf in jax.tree.leaves(state)):
+      raise ValueError("its state has empty arrays, which checkpoints refuse")
   # An optimiser may raise any exception.
   except Exception as error:
     raise ValueError(

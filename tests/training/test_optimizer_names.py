@@ -31,6 +31,7 @@ REFUSED = {
   "rprop": "rprop cannot update .* and a schedule alone: full_like",
   "scale_by_rprop": "scale_by_rprop cannot update .*: full_like",
   "lbfgs": "lbfgs cannot update parameters from their gradient .* 'value'",
+  "galore": "galore cannot update .* its state has empty arrays",
   "momo": "momo cannot update parameters from their gradient .* 'value'",
   "momo_adam": "momo_adam cannot update .* 'value'",
   "sophia": "sophia cannot update parameters .*: obj_fn must be provided",
