@@ -24,12 +24,21 @@ def variable_shapes(attention: Attention, dims: Dims) -> Mapping[str, Any]:
 def check_mechanisms(
   field: str, configs: Iterable[AttentionConfig], dims: Dims
 ) -> None:
-  """Raises ValueError, naming `field`, if a mechanism does not support `dims`."""
+  """Raises ValueError, naming a field, if a mechanism does not support `dims`."""
   for config in configs:
+    attention = config.build()
     try:
-      variable_shapes(config.build(), dims)
+      shapes = variable_shapes(attention, dims)
     except ValueError as error:
       raise ValueError(f"{field}: {error}") from error
+    if dims.values == dims.head_dim or "own_keys" not in attention.supports:
+      continue
+    # A mechanism that computes values of any width has parameters for them.
+    if shapes == variable_shapes(attention, dims._replace(value_dim=None)):
+      raise ValueError(
+        f"value_dim: {config.name} computes values of the {dims.head_dim} features "
+        f"of a head; expected None, got {dims.value_dim}"
+      )
 
 
 def mechanism_variables(

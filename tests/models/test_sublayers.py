@@ -183,3 +183,10 @@ def test_sublayers_that_do_not_fit():
     ("second_attention.decoder_attention", {"second_attention": linformer}),
     {"gate_factor": 2.0},
   )
+
+
+@pytest.mark.parametrize("name", ["mamba", "rg_lru", "compressed"])
+def test_values_that_a_mechanism_computes_have_the_width_of_a_head(name):
+  fields = {"decoder_attention": AttentionConfig(name), "value_dim": 5}
+  with pytest.raises(ValueError, match=r"^value_dim: .* of the 6 features"):
+    made(**fields)
