@@ -234,7 +234,8 @@ def rotary_frequencies(
 
   Raises:
     ValueError: a type or option is unknown or missing, a value is not a number above
-      0, F is odd, or θ of 'yarn' is at most 1. LongRoPE, which has a factor for every pair, is not supported.
+      0, F is odd, or θ of 'yarn' is at most 1. LongRoPE, which has a factor for every
+      pair, is not supported.
 
   Papers: RoFormer, arXiv:2104.09864; position interpolation, arXiv:2306.15595;
   the code of Llama 3, whose section 3.4.2 is on long contexts, arXiv:2407.21783; YaRN,
