@@ -25,6 +25,7 @@ from typing import (
 import jax
 import jax.numpy as jnp
 from jaxtyping import AbstractArray, Array, Int
+import numpy as np
 
 from attention import checks
 from attention.checks import Check, FromZero
@@ -304,6 +305,12 @@ def _check_cache_options(name: str, function: Any, call: Any) -> None:
       raise ValueError(unknown_option(option, name, known))
 
 
+def _is_known(x: Array) -> bool:
+  """Whether NumPy can read an array; inside `jit`, `jnp` would trace its values."""
+  is_traced = isinstance(x, jax.core.Tracer)
+  return not is_traced and getattr(x, "is_fully_addressable", True)
+
+
 def _with_cache_checks(record: Attention) -> Attention:
   """Adds checks of the arguments of `decode` and `prefill`.
 
@@ -336,11 +343,11 @@ def _with_cache_checks(record: Attention) -> Attention:
     capacity = capacity_of(cache)
     if capacity is None:
       return decode(variables, cache, *arrays, **call)
-    is_traced = isinstance(cache.index, jax.core.Tracer)
-    if not is_traced and (position := int(jnp.max(cache.index))) >= capacity:
+    is_known = _is_known(cache.index)
+    if is_known and (position := np.asarray(cache.index).max()) >= capacity:
       raise_full(capacity, position)
     out, new_cache = decode(variables, cache, *arrays, **call)
-    if is_traced:
+    if not is_known:
       is_full = (cache.index >= capacity)[:, None, None, None]
       out = jnp.where(is_full, jnp.nan, out)
     return out, new_cache
@@ -352,8 +359,8 @@ def _with_cache_checks(record: Attention) -> Attention:
       {"query": query, "lengths": lengths}, _PREFILL, needed=_PREFILL
     )
     capacity, length = capacity_of(cache), query.shape[1]
-    if not isinstance(lengths, jax.core.Tracer):
-      low, high = int(jnp.min(lengths)), int(jnp.max(lengths))
+    if _is_known(lengths):
+      low, high = np.asarray(lengths).min(), np.asarray(lengths).max()
       if low < 0 or high > length:
         raise ValueError(
           f"lengths: expected 0 to {length}, the positions of the query, got {low} "

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import jaxtyping
@@ -255,6 +256,21 @@ def test_decode_and_prefill_refuse_what_they_would_misread(name, unchecked):
   assert_refused(functools.partial(prefill, three), *options)
   for lengths in ([3], 3, three[None], three * 1.0, three - 4, three + 2):
     assert_refused(functools.partial(prefill, lengths), ("lengths", {}))
+
+
+@pytest.mark.parametrize("name", ["dense", "linear", "sliding_window"])
+def test_a_cache_and_lengths_may_be_constants_of_a_program(name):
+  record, dims = ATTENTIONS[name](), attention.Dims(2, 2, 8, 400)
+  variables = record.init(jax.random.key(0), dims)
+  cache = record.init_cache(variables, 1, 4, dims, jnp.float32)
+  lengths, row = jnp.array([3]), X[:, :1]
+
+  def run(x):
+    filled = record.prefill(variables, cache, x, x, x, lengths)
+    first, _ = record.decode(variables, cache, row, row, row)
+    return first, record.decode(variables, filled, row, row, row)[0]
+
+  chex.assert_trees_all_close(jax.jit(run)(X), run(X), atol=1e-6)
 
 
 PARAMETERS = {

@@ -86,7 +86,7 @@ def test_choosing_seeds_that_disagree_are_counted():
     run("dense", 10_000, 0.0, rate=0.1, choosing=True, solved_at=0.95)
   )
   (text,) = remarks.choice_warnings(by_task(found)["recall"])
-  assert text.endswith("much on chance: `delta: 1 of 4`")
+  assert text.endswith("strongly on chance: `delta: 1 of 4`")
 
 
 def test_a_report_says_how_many_runs_there_are_while_some_are_missing(folder):
