@@ -228,8 +228,8 @@ def test_configs_that_are_not_read(values, message, tmp_path):
 @pytest.mark.parametrize(
   ("case", "name"),
   [
-    ("deepseek_v32", "index_rotary_dim: expected an even number up to"),
-    ("minimax_m3_text", "index_rotary_dim: expected an even number up to"),
+    ("deepseek_v32", "qk_rope_head_dim: expected an even number up to"),
+    ("minimax_m3_text", "rope_parameters: expected partial_rotary_factor"),
     ("deepseek_v4", "decoder_attention: rotary_dim: expected at most the 2"),
   ],
 )
