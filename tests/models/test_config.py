@@ -120,7 +120,7 @@ def test_sizes_are_checked_when_the_model_is_made():
     create(config, **sizes)
   with pytest.raises(ValueError, match=r"^shared_vocabulary: "):
     create(config, shared_vocabulary=True, **{**sizes, "source_vocab_size": 9})
-  with pytest.raises(ValueError, match=r"^max_source_length: .*needs it"):
+  with pytest.raises(ValueError, match=r"^max_source_length: .*needs an int"):
     create(config, **{**sizes, "max_source_length": None})
 
 

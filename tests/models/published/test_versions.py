@@ -170,6 +170,7 @@ _SAME = {
   # 42 features, as with 7.
   ("xlstm", "ffn_round_up_to_multiple_of"): 14,
   ("falcon_h1_plain", "mamba_norm_before_gate"): True,  # It has no norm there.
+  ("qwen3_moe", "use_sliding_window"): True,  # `sliding_window` is null.
   # Both sets of `rope_parameters` have their own.
   **{
     (case, key): theta
