@@ -140,8 +140,8 @@ def as_attention_fn(
     for array_name, x in (("key", key), ("value", value)):
       if x.shape[:-3] != batch_shape:
         raise ValueError(
-          f"{array_name}: expected leading axes {batch_shape}, like the query's, got shape "
-          f"{x.shape}"
+          f"{array_name}: expected leading axes {batch_shape}, like the query's, "
+          f"got shape {x.shape}"
         )
     query, key, value = (
       x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (query, key, value)

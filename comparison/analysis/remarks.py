@@ -27,8 +27,9 @@ def tests(task: Task) -> str:
   texts = [f"Tests: {text}." for text in sorted({*summary["test"]} - {""})]
   added = {int(x) for seeds in summary["added"] for x in seeds.split(", ") if x}
   if added:
+    seeds = ", ".join(map(str, sorted(added)))
     texts.append(
-      f"Seeds {', '.join(map(str, sorted(added)))} were added to those planned at first. If results led to them, "
+      f"Seeds {seeds} were added to those planned at first. If results led to them, "
       "5 % of false differences become about 9 %."
     )
   return " ".join(texts)
