@@ -215,10 +215,10 @@ def _check_int(name: str, value: Any) -> None:
 
 
 def _eos_ids(eos_id: Any, vocab_size: int) -> tuple[int, ...]:
-  """Checks the ids that end a sequence."""
+  """Checks the ids that end a sequence, of which the model must have one."""
   ids = np.asarray(eos_id)
   is_int = ids.ndim < 2 and np.issubdtype(ids.dtype, np.integer)
-  if not is_int or ids.min() < -1 or ids.max() >= vocab_size:
+  if not is_int or not ((ids >= -1) & (ids < vocab_size)).any():
     raise ValueError(
       f"eos_id: expected one or several ids from 0 to {vocab_size - 1}, or -1 for "
       f"none, got {eos_id!r}"

@@ -207,7 +207,7 @@ class Transformer(nn.Module):
     check_length("inputs", inputs.shape[1], self.max_target_length)
     if inputs_mask is not None:
       inputs_mask = check_id_mask("inputs_mask", inputs_mask, inputs)
-    inputs = without_negative_ids(inputs, self.target_vocab_size, inputs_mask)
+    inputs = self.lookup_ids(inputs, inputs_mask)
     positions = np.arange(inputs.shape[1])[None, :]
     token_index = positions
     if self.config.embedding.position_skips_masked and inputs_mask is not None:
@@ -225,6 +225,13 @@ class Transformer(nn.Module):
       ids=inputs,
     )
     return self._logits(x)
+
+  @nn.nowrap
+  def lookup_ids(
+    self, inputs: Int[Array, "B T"], mask: Bool[Array, "#B T"] | None
+  ) -> Int[Array, "B T"]:
+    """Replaces ids of no token; a subclass may give some of them a meaning."""
+    return without_negative_ids(inputs, self.target_vocab_size, mask)
 
   def start(
     self,

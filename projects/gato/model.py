@@ -4,7 +4,7 @@ from typing import ClassVar, cast
 
 from flax import linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from models import embeddings
@@ -53,6 +53,14 @@ class Gato(SharePictures, Transformer):
       self.patch_embedding = PatchEmbedding(
         config.features, config.dtype, config.param_dtype
       )
+
+  @nn.nowrap
+  def lookup_ids(
+    self, inputs: Int[Array, "B T"], mask: Bool[Array, "#B T"] | None
+  ) -> Int[Array, "B T"]:
+    """As in `Transformer`, except that `PATCH_ID` stays."""
+    ids = super().lookup_ids(inputs, mask)
+    return jnp.where(inputs == PATCH_ID, PATCH_ID, ids)
 
   def embed_inputs(
     self,

@@ -222,7 +222,7 @@ def test_generation_reads_images():
   variables = jax.tree.map(lambda x: 4 * x, tiny.variables_of(model, batch))
   lengths = np.array([8, 6], np.int32)
   prompt = {"prompt": batch["inputs"][:, :8], "prompt_length": lengths}
-  call = {"max_length": 6, "bos_id": 0, "eos_id": VOCABULARY}
+  call = {"max_length": 6, "bos_id": 0, "eos_id": -1}
   generated = models.generate(
     model, variables, **prompt, patches=batch["patches"], **call
   ).tokens

@@ -74,7 +74,7 @@ def test_a_text_has_its_latents_in_that_order(monkeypatch):
   model = types.SimpleNamespace(
     config=types.SimpleNamespace(**vars(CONFIG), attentions=chosen)
   )
-  model.name_map = maps.DrawnLatents.name_map.__get__(model)
+  model.name_map = maps.LatentPictures.name_map.__get__(model)
   task = types.SimpleNamespace(
     pad_id=0, labels=lambda ids: [" abcd"[i] for i in ids]
   )
@@ -82,7 +82,9 @@ def test_a_text_has_its_latents_in_that_order(monkeypatch):
     "source": np.array([[1, 2, 3, 4, 0, 0]]),
     "weights": np.ones((1, 4)),
   }
-  maps.DrawnLatents.draw_attention(model, "a.png", {"own": 0}, task, [example])
+  maps.LatentPictures.draw_attention(
+    model, "a.png", {"own": 0}, task, [example]
+  )
   [(read, variables, batch)] = calls
   assert (read, variables, {*batch}) == (model, {"own": 0}, {*example})
   [(path, [shown])] = drawn
@@ -116,7 +118,7 @@ def test_an_image_has_the_class_and_ten_latents(monkeypatch):
   )
   model = types.SimpleNamespace(config=config)
   batch = {"image": np.zeros((1, 2, 3, 1)), "weights": np.ones((1, 1))}
-  maps.DrawnLatents.draw_attention(model, "a.png", {}, None, [batch])
+  maps.LatentPictures.draw_attention(model, "a.png", {}, None, [batch])
   [(path, image, (first, *rest), heading)] = drawn
   assert (path, image.shape) == ("a.png", (2, 3, 1))
   assert heading == "attention of latents, mean over heads: a"
