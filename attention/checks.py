@@ -356,7 +356,8 @@ def softmax_scale(
     )
   if isinstance(scale, jax.Array):
     return scale
-  if not isinstance(scale, int | float | np.number | np.ndarray):
+  is_number = isinstance(scale, int | float | np.number | np.ndarray)
+  if not is_number or isinstance(scale, bool):
     raise ValueError(f"scale: expected a number or None, got {scale!r}")
   if not math.isfinite(scale):
     raise ValueError(f"scale: expected a finite number, got {scale}")

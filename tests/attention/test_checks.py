@@ -100,6 +100,8 @@ def test_the_scale():
       either, match=r"^scale: expected one number, got sh|'sca"
     ):
       checks.softmax_scale(scale, 16)
+  with pytest.raises(either, match="scale"):
+    checks.softmax_scale(True, 16)
 
 
 def test_options_are_taken_or_refused():
