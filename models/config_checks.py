@@ -93,7 +93,12 @@ def check_positions(config: "ModelConfig") -> None:
     )
   reason = f"position is {config.position!r}"
   if config.position == "disentangled":
-    check_unread(config.slot, ("global_projections",), reason)
+    slot, condition = config.slot, "None with position 'disentangled'"
+    check_unread(slot, ("global_projections",), reason)
+    check(slot, "latent_rank", slot.latent_rank is None, condition)
+    # Shared projections are those of the layer's inputs.
+    has_rank = slot.disentangled.shared_projections and slot.query_rank
+    check(slot, "query_rank", not has_rank, condition)
   else:
     check_unread(config.slot, ("disentangled",), reason)
   if config.position == "t5":

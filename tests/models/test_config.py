@@ -53,6 +53,11 @@ def test_model_config_refuses():
     ),
     {"projected": "tokens"},
     {"disentangled": DisentangledConfig(norm=False)},
+    {"query_rank": 3, "position": "disentangled"},
+    (
+      "latent_rank",
+      {"position": "disentangled", "latent_rank": 3, "shared_key_dim": 2},
+    ),
     *({"position": "rotary", "features": 12}, {"rotary_scaling": scaling}),
     {"features": 9, "num_heads": 3},
     *({"dropout_rate": x} for x in (1.0, float("nan"))),
