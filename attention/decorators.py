@@ -290,25 +290,30 @@ _WHOLE = (
 """Options of calls on whole sequences, which `decode` and `prefill` do not have."""
 
 
-def _check_cache_options(name: str, function: Any, call: Any) -> None:
-  """Raises ValueError for options that `decode` or `prefill` does not have."""
+def _cache_options_check(
+  name: str, function: Callable[..., Any]
+) -> Callable[[Mapping[str, Any]], None]:
+  """Builds a function that raises ValueError for options without a meaning here.
+
+  Args:
+    name: 'decode' or 'prefill'.
+    function: the function of this name, whose signature is read once.
+  """
   parameters = inspect.signature(function).parameters.values()
   known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
   takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-  for option in call:
-    if option in _WHOLE:
-      raise ValueError(
-        f"{option}: expected none in {name}, whose queries see the earlier "
-        "positions of their own example, got one; give it to apply"
-      )
-    if option not in known and not takes_any:
-      raise ValueError(unknown_option(option, name, known))
 
+  def check(call):
+    for option in call:
+      if option in _WHOLE:
+        raise ValueError(
+          f"{option}: expected none in {name}, whose queries see the earlier "
+          "positions of their own example, got one; give it to apply"
+        )
+      if option not in known and not takes_any:
+        raise ValueError(unknown_option(option, name, known))
 
-def _is_known(x: Array) -> bool:
-  """Whether NumPy can read an array; inside `jit`, `jnp` would trace its values."""
-  is_traced = isinstance(x, jax.core.Tracer)
-  return not is_traced and getattr(x, "is_fully_addressable", True)
+  return check
 
 
 def _with_cache_checks(record: Attention) -> Attention:
@@ -319,6 +324,10 @@ def _with_cache_checks(record: Attention) -> Attention:
   """
   decode: Any = record.decode
   prefill: Any = record.prefill
+  if decode:
+    check_decode_options = _cache_options_check("decode", decode)
+  if prefill:
+    check_prefill_options = _cache_options_check("prefill", prefill)
 
   def capacity_of(cache):
     positions = int(getattr(cache, "grows", False))
@@ -333,7 +342,7 @@ def _with_cache_checks(record: Attention) -> Attention:
 
   @functools.wraps(decode)
   def checked_decode(variables, cache, *arrays, **call):
-    _check_cache_options("decode", decode, call)
+    check_decode_options(call)
     for name, x in zip(_QKV, arrays, strict=False):
       if x is not None and (x.ndim != 4 or x.shape[1] != 1):
         raise ValueError(
@@ -343,7 +352,8 @@ def _with_cache_checks(record: Attention) -> Attention:
     capacity = capacity_of(cache)
     if capacity is None:
       return decode(variables, cache, *arrays, **call)
-    is_known = _is_known(cache.index)
+    # NumPy reads the index, because `jnp` would trace it inside `jit`.
+    is_known = not programs.is_traced(cache.index)
     if is_known and (position := np.asarray(cache.index).max()) >= capacity:
       raise_full(capacity, position)
     out, new_cache = decode(variables, cache, *arrays, **call)
@@ -354,13 +364,14 @@ def _with_cache_checks(record: Attention) -> Attention:
 
   @functools.wraps(prefill)
   def checked_prefill(variables, cache, query, key, value, lengths, **call):
-    _check_cache_options("prefill", prefill, call)
+    check_prefill_options(call)
     checks.check_call(
       {"query": query, "lengths": lengths}, _PREFILL, needed=_PREFILL
     )
     capacity, length = capacity_of(cache), query.shape[1]
-    if _is_known(lengths):
-      low, high = np.asarray(lengths).min(), np.asarray(lengths).max()
+    if not programs.is_traced(lengths):
+      known = np.asarray(lengths)
+      low, high = known.min(), known.max()
       if low < 0 or high > length:
         raise ValueError(
           f"lengths: expected 0 to {length}, the positions of the query, got {low} "

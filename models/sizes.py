@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 import numpy as np
 
+from attention.platform.programs import is_traced
 from models.kind import Sizes
 from models.mechanism_variables import check_mechanisms
 
@@ -19,15 +19,6 @@ def check_length(name: str, length: int, limit: int) -> None:
       f"{name}: {length} positions are more than the model's {limit}; shorten "
       "it or create a model with a larger maximum"
     )
-
-
-def is_traced(*arrays: Any) -> bool:
-  """Returns whether the values of an array are unknown, such as under `jax.jit`."""
-  return any(
-    isinstance(x, jax.core.Tracer)
-    or not getattr(x, "is_fully_addressable", True)
-    for x in arrays
-  )
 
 
 def check_ids(name: str, ids: Any) -> None:

@@ -77,6 +77,15 @@ def clear_cache() -> None:
   _program.cache_clear()
 
 
+def is_traced(*arrays: Any) -> bool:
+  """Whether the values of an array are unknown, such as under `jax.jit`."""
+  return any(
+    isinstance(x, jax.core.Tracer)
+    or not getattr(x, "is_fully_addressable", True)
+    for x in arrays
+  )
+
+
 def promote(*arrays: Array) -> list[Array]:
   """Casts arrays to their common dtype by JAX's type promotion."""
   return [x.astype(jnp.result_type(*arrays)) for x in arrays]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
+from attention.platform import layout
 from attention.recurrent.scan import is_sequence_sharded
 from attention.recurrent.triangular import LOG_ZERO
 from attention.softmax import sharding
@@ -58,9 +59,7 @@ def prepare_arrays(
   keep = checks.key_mask(mask, query, query)
 
   def prepare(x):
-    x = x.astype(jnp.float32)
-    if keep is not None:  # A NaN at a masked position does not spread.
-      x = jnp.where(keep[..., None, None], x, 0)
+    x = layout.zero_masked(x.astype(jnp.float32), keep)
     return jnp.repeat(x, heads[2] // x.shape[2], axis=2)
 
   # Prevents constant folding: for constant decays, XLA:GPU would compute the decays of

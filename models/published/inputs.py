@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 import numpy as np
 
-from models.sizes import check_ids, is_traced, known_ids
+from attention.platform.programs import is_traced
+from models.sizes import check_ids, known_ids
 
 _SOURCE = {"input_ids": "source", "attention_mask": "source_mask"}
 TEXTS: Mapping[str, Mapping[str, str]] = MappingProxyType(

@@ -40,8 +40,8 @@ def describe(
   index_dim = family.size(hf_config, "index_head_dim", 128)
   if rotated % 2 or not 0 < rotated <= index_dim:
     raise ValueError(
-      "rope_parameters: expected partial_rotary_factor · head_dim to be even, above 0 and "
-      f"at most index_head_dim {index_dim}, got {rotated}"
+      "rope_parameters: expected partial_rotary_factor · head_dim to be even, above "
+      f"0 and at most index_head_dim {index_dim}, got {rotated}"
     )
   options = {
     "block_size": family.size(hf_config, "index_block_size", 128),
