@@ -31,8 +31,8 @@ from absl import flags
 
 from comparison import archive, config, measure, outline, records, run, status
 from comparison import folder as folder_lib
+from settings import atomic
 from settings.errors import ConfigError
-from training import atomic
 from training.commands import config_flag, entry
 
 _CONFIG = config_flag.define(

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from comparison import records
-from settings import json_text
+from settings import atomic, json_text
 from settings.errors import ConfigError
-from training import atomic, metrics
+from training import metrics
 
 
 def pack(workdir: Path, path: Path) -> int:

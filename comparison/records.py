@@ -9,9 +9,10 @@ import socket
 from typing import Any
 
 from comparison.plan import Run
+from settings import atomic
 from settings.errors import ConfigError
 from tasks import files
-from training import atomic, metrics, ownership
+from training import metrics, ownership
 
 COMPARISON = "comparison.json"
 PLAN, REFERENCES = "plan.json", "references.json"

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 
 from comparison import records
-from training import atomic, metrics
+from settings import atomic
+from training import metrics
 
 _RUNNING, _WAITING = "running", "waiting"
 _STATES = (records.DONE, _RUNNING, _WAITING, records.FAILED)

@@ -9,8 +9,9 @@ from typing import Any
 from comparison import plan, process, records, worker
 from comparison.measurement import usage
 from comparison.plan import Run
+from settings import atomic
 from settings.errors import one_line
-from training import atomic, evaluate, metrics, workdir
+from training import evaluate, metrics, workdir
 
 _ROOT = Path(__file__).parents[1]
 _CONFIGS = "--config=configs/"

@@ -10,8 +10,7 @@ from typing import Any
 import tensorboardX
 import tqdm
 
-from settings import json_text
-from training import atomic
+from settings import atomic, json_text
 from training.config import LogConfig
 
 FILE = "metrics.jsonl"

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from settings import atomic
 from settings.errors import ConfigError, RunError
-from training import atomic
 
 DATA = "data"
 """Key in a folder's description: maps names to digests of the data of its content."""

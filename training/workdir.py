@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import models
-from settings import json_text
+from settings import atomic, json_text
 from settings.errors import ConfigError
 from settings.field_values import FieldValues, flatten
-from training import atomic, experiment_config, metrics
+from training import experiment_config, metrics
 from training.checkpoint import newest_step
 from training.devices import process
 from training.devices.mesh import AXES

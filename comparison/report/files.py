@@ -18,8 +18,9 @@ from comparison.report import figures, maps, page, style, tables
 from comparison.report.lines import Styles
 from comparison.report.page import Picture, Section, anchor
 from comparison.report.tables import Table
+from settings import atomic
 from settings.errors import one_line
-from training import atomic, metrics, ownership
+from training import metrics, ownership
 
 PAGE, TEXT, TABLES = "report.html", "report.md", "report.tex"
 PLOTS = "plots"

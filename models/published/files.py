@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save
 
-from settings import json_text
+from settings import atomic, json_text
 
 CONFIG = "config.json"
 TENSORS = "model.safetensors"
@@ -121,19 +121,10 @@ def write(
     metadata={"format": "pt"},  # transformers rejects a file without it.
   )
   text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-  _replace(folder / TENSORS, content)
+  # A link is replaced, and not the file behind it.
+  atomic.write_bytes(folder / TENSORS, content)
   (folder / INDEX).unlink(missing_ok=True)
-  _replace(folder / CONFIG, text.encode())
-
-
-def _replace(path: Path, content: bytes) -> None:
-  """Replaces a file as a whole; a link is replaced, and not the file behind it."""
-  new = path.with_name(f"{path.name}.new")
-  try:
-    new.write_bytes(content)
-    new.replace(path)
-  finally:
-    new.unlink(missing_ok=True)
+  atomic.write_text(folder / CONFIG, text)
 
 
 def _read_shards(folder: Path) -> Tensors:

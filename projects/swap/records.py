@@ -8,7 +8,8 @@ from typing import Any
 
 from attention import ATTENTIONS
 from projects.swap.settings import Settings
-from training import atomic, ownership
+from settings import atomic
+from training import ownership
 
 OWN = "own"
 """Label of the original model."""

@@ -9,8 +9,9 @@ import pytest
 
 from comparison import records, status
 from comparison.plan import Run
+from settings import atomic
 from tests import commands
-from training import atomic, metrics
+from training import metrics
 
 
 def run_of(attention, seed):

@@ -10,10 +10,11 @@ import pytest
 
 from configs import copy, duplicate
 from models.published import files
+from settings import atomic
 from settings.errors import ConfigError, RunError
 from settings.field_values import put
 from tests import commands
-from training import atomic, experiment, experiment_config, ownership, workdir
+from training import experiment, experiment_config, ownership, workdir
 
 
 def config(schedule="constant", of=copy, **leaves):
@@ -220,7 +221,8 @@ def test_a_run_of_before_images_left_the_transformer_is_read():
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
   script = (
     "import pathlib, sys\n"
-    "from training import atomic, ownership\n"
+    "from settings import atomic\n"
+    "from training import ownership\n"
     "with ownership.lock(pathlib.Path(sys.argv[1])):\n"
     "  pass\n"
   )
