@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from comparison import criterion, plan, records
 from comparison.config import Comparison
 from comparison.launch import launch
-from comparison.plan import Run, group_by
+from comparison.planned_run import Run, group_by
 from settings.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from comparison import records, train_run, worker
 from comparison.config import APART, Comparison
-from comparison.plan import Run, group_by
+from comparison.planned_run import Run, group_by
 from settings.errors import RunError, one_line
 from training import ownership
 

@@ -8,7 +8,7 @@ from typing import Any
 from comparison import config, plan, records, worker
 from comparison.config import Comparison
 from comparison.layers import BASELINE
-from comparison.plan import DENSE, Run
+from comparison.planned_run import DENSE, Run, group_by, titles
 from settings.errors import RunError
 from settings.field_values import flatten
 from training.commands import config_help
@@ -27,12 +27,12 @@ def line(runs: Sequence[Run], comparison: Comparison) -> str:
     runs: the plan, or the part of it that this process runs.
     comparison: the comparison of the plan.
   """
-  rows = [row[0] for row in plan.group_by(runs, "row")]
+  rows = [row[0] for row in group_by(runs, "row")]
   factors = [_count_noun(len({run.attention for run in rows}), "mechanism")]
   if (tasks := len({run.task for run in rows})) > 1:
     factors.insert(0, _count_noun(tasks, "task"))
   points = list(comparison.across_points())
-  for field, title in plan.titles(points[0]).items():
+  for field, title in titles(points[0]).items():
     values = dict.fromkeys(str(point[field]) for point in points)
     factors.append(f"{title} {', '.join(values)}")
   text = f"{_count_noun(len(rows), 'row')} = {' × '.join(factors)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import socket
 from typing import Any
 
-from comparison.plan import Run
+from comparison.planned_run import Run
 from settings import atomic
 from settings.errors import ConfigError
 from tasks import files

@@ -7,6 +7,7 @@ from comparison import choose, outline, plan, records
 from comparison import folder as folder_lib
 from comparison.config import Comparison
 from comparison.launch import launch
+from comparison.planned_run import group_by
 from settings.errors import RunError
 from training import ownership
 
@@ -52,7 +53,7 @@ def run(
   if line := choose.warning(runs, comparison):
     print(line)
   first, step = shard
-  rows = plan.group_by(runs, "row")[first - 1 :: step]
+  rows = group_by(runs, "row")[first - 1 :: step]
   names = {row[0].row for row in rows}
   # In the plan, all rows come before the next seed, so that each has a result early.
   runs = [run for run in runs if run.row in names]

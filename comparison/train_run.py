@@ -8,7 +8,7 @@ from typing import Any
 
 from comparison import plan, process, records, worker
 from comparison.measurement import usage
-from comparison.plan import Run
+from comparison.planned_run import Run
 from settings import atomic
 from settings.errors import one_line
 from training import evaluate, metrics, workdir

@@ -16,7 +16,7 @@ from typing import Any
 
 from comparison import plan, process, records
 from comparison.measurement import measurements
-from comparison.plan import Run
+from comparison.planned_run import Run
 from settings.errors import RunError, one_line
 from training import experiment
 from training.commands import entry

@@ -39,7 +39,7 @@ from comparison import archive
 from comparison.analysis import remarks
 from comparison.analysis.sentences import number
 from comparison.analysis.task import Task, by_task
-from comparison.plan import COUNTERPART, DENSE
+from comparison.planned_run import COUNTERPART, DENSE
 from comparison.report import files, tables
 from comparison.report.tables import NOTHING, TIED
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from attention import ATTENTIONS
 from comparison.criterion import headline
-from comparison.plan import label, point, titles
+from comparison.planned_run import label, point, titles
 from comparison.records import Record
 
 _RUN = (

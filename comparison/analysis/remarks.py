@@ -10,7 +10,7 @@ import pandas as pd
 from comparison import criterion, plan, records
 from comparison.analysis.sentences import enumeration
 from comparison.analysis.task import Task
-from comparison.plan import label, point
+from comparison.planned_run import label, point
 from comparison.records import Record
 from settings.errors import ConfigError
 

@@ -16,7 +16,7 @@ from comparison.analysis import frame
 from comparison.analysis.statistics import unsolved
 from comparison.analysis.summary import COSTS, common, has_solved_seeds
 from comparison.analysis.task import Task
-from comparison.plan import COUNTERPART
+from comparison.planned_run import COUNTERPART
 from comparison.report.lines import (
   Line,
   Styles,

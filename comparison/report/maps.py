@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 import numpy as np
 
 from comparison.analysis.task import Task
-from comparison.plan import label
+from comparison.planned_run import label
 
 _READABLE = 32
 """Largest number of tokens that a small panel labels."""

@@ -7,6 +7,7 @@ import pytest
 
 from comparison import config, plan, records
 from comparison import folder as folder_lib
+from comparison.planned_run import Run
 from settings.errors import ConfigError
 from tests.comparison.plans import comparison
 
@@ -105,7 +106,7 @@ def test_a_reference_is_declared_before_the_runs(tmp_path):
   comparison(attention="dense,linear", reference="dense, features=16")
   values = {"optimizer.b2": 0.9}
   runs = [
-    plan.Run("copy", name, name, 0, {}, {}, values | {"model.features": n})
+    Run("copy", name, name, 0, {}, {}, values | {"model.features": n})
     for name in ("dense", "lsh")
     for n in (16, 32)
   ]

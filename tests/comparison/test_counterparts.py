@@ -2,6 +2,7 @@
 
 from comparison import plan, records
 from comparison import run as run_lib
+from comparison.planned_run import DENSE, MATCHED
 from tests.comparison.plans import comparison
 
 NARROW = {"tasks": "recall", "attention": "dense,additive,linear"}
@@ -14,7 +15,7 @@ def compared(**changes):
 
 def test_a_row_that_has_to_be_narrow_has_a_counterpart_as_wide_as_dense():
   runs = plan.plan(compared(seeds="0,1"))
-  names = [(run.attention, run.width == plan.DENSE) for run in runs[:4]]
+  names = [(run.attention, run.width == DENSE) for run in runs[:4]]
   additive = [("additive", False), ("additive", True)]
   assert names == [("dense", False), *additive, ("linear", False)]
   dense, narrow, wide, _ = runs[:4]
@@ -41,7 +42,7 @@ def test_other_rows_and_unequal_comparisons_have_none():
 
 def test_a_counterpart_chooses_for_itself(folder, trainer, capsys):
   rate = "optimizer.learning_rate"
-  best = {plan.MATCHED: 1e-3, plan.DENSE: 1e-2}
+  best = {MATCHED: 1e-3, DENSE: 1e-2}
   trainer.loss = lambda run, step: abs(run.fields[rate] - best[run.width])
   one = compared(
     attention="additive",

@@ -7,7 +7,7 @@ import pytest
 
 from comparison import records
 from comparison.analysis import frame
-from comparison.plan import Run
+from comparison.planned_run import Run
 
 LEAVES = {"seed": 3, "model.features": 24}
 RUN = Run(

@@ -11,6 +11,7 @@ from comparison import folder as folder_lib
 from comparison import plan, process, records, run, train_run, worker
 from comparison.launch import launch
 from comparison.measurement import measurements
+from comparison.planned_run import Run
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import budgeted, comparison
 from training import ownership
@@ -385,7 +386,7 @@ def test_a_run_that_diverges_stops_no_other(tmp_path):
     {"seed": 3, "batch_size": 0},
   ]
   runs = [
-    plan.Run("recall", "dense", "dense", own["seed"], leaves | own, {}, steps=4)
+    Run("recall", "dense", "dense", own["seed"], leaves | own, {}, steps=4)
     for own in chosen
   ]
   one = small("0,1,2,3", tasks="recall")

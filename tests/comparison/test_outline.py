@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from comparison import outline, plan, records
+from comparison import outline, records
 from comparison.config import parse
-from comparison.plan import Run
+from comparison.planned_run import DENSE, Run
 from configs.compare import recall
 from settings.errors import RunError
 from tests.comparison.plans import comparison
@@ -42,7 +42,7 @@ def test_rows_are_a_product_with_their_runs():
 
 def test_counterparts_and_a_grid_are_counted():
   alone = comparison(attention="dense", seeds="0")
-  runs = [RUN, dataclasses.replace(RUN, width=plan.DENSE)]
+  runs = [RUN, dataclasses.replace(RUN, width=DENSE)]
   assert outline.line(runs, alone) == (
     "2 rows = 1 mechanism + 1 counterpart; 2 runs"
   )

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from comparison import records, status
-from comparison.plan import Run
+from comparison.planned_run import Run
 from settings import atomic
 from tests import commands
 from training import metrics
