@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import math
 import pathlib
@@ -12,7 +13,6 @@ from typing import Any, TypeVar
 import jax
 
 from settings.errors import ConfigError, RunError, one_line
-import tasks
 from training import evaluate, ownership
 from training.best import BestEvaluation
 from training.checkpoint import Checkpoints, newest_step
@@ -126,22 +126,21 @@ def _run(
     meter = LossMeter(
       record.get("meter", (0.0, 0.0)), record.get("seconds", 0.0), workdir
     )
+    loop = _Loop(
+      experiment=experiment,
+      mesh=mesh,
+      step=step,
+      eval_step=eval_step,
+      meter=meter,
+      best=best,
+      checkpoints=checkpoints,
+      writer=writer,
+      profile=profile,
+      signals=signals,
+    )
     last = first
     try:
-      state = _train(
-        experiment,
-        step,
-        eval_step,
-        mesh,
-        state,
-        meter,
-        best,
-        profile,
-        checkpoints,
-        writer,
-        signals,
-        stop_at or config.num_steps,
-      )
+      state = loop.train(state, stop_at or config.num_steps)
       if state is None:
         return None
       profile.close(state)
@@ -152,7 +151,7 @@ def _run(
         restored = checkpoints.restore(shapes, best=True)
         assert restored is not None
         state = parallel.place_state(mesh, restored[0])
-      results = _finish(experiment, eval_step, mesh, state, meter, workdir)
+      results = loop.finish(state, workdir)
     except Interrupted:
       print(stop_message(last))
       return None
@@ -187,98 +186,159 @@ def _read_batch(
   return parallel.read_batch(mesh, make, experiment.config.train.batch_size)
 
 
-def _train(
-  experiment: Experiment,
-  step: Any,
-  eval_step: Any,
-  mesh: jax.sharding.Mesh,
-  state: TrainState,
-  meter: LossMeter,
-  best: BestEvaluation,
-  profile: Profile,
-  checkpoints: Checkpoints,
-  writer: MetricsWriter,
-  signals: Signals,
-  stop_at: int,
-) -> TrainState | None:
-  """Trains all steps; returns the last state, or None if the run was stopped before."""
-  config, task = experiment.config.train, experiment.task
-  first, last = int(state.step), config.num_steps
-  if best.end:
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+  """What the steps of a run share.
+
+  Attributes:
+    experiment: the run.
+    mesh: the mesh of both steps.
+    step: from `make_step`.
+    eval_step: from `make_eval_step`.
+    meter: accumulates loss and time.
+    best: compares evaluations, and ends the run early.
+    checkpoints: the checkpoints of the run's folder.
+    writer: writes metrics.jsonl.
+    profile: the profile of some steps.
+    signals: the signals of the process.
+  """
+
+  experiment: Experiment
+  mesh: jax.sharding.Mesh
+  step: Any
+  eval_step: Any
+  meter: LossMeter
+  best: BestEvaluation
+  checkpoints: Checkpoints
+  writer: MetricsWriter
+  profile: Profile
+  signals: Signals
+
+  def train(self, state: TrainState, stop_at: int) -> TrainState | None:
+    """Trains all steps; returns the last state, or None if the run was stopped before."""
+    config, task = self.experiment.config.train, self.experiment.task
+    meter, best = self.meter, self.best
+    first, last = int(state.step), config.num_steps
+    if best.end:
+      return state
+    if stop_at <= first < last:
+      print(stop_message(first))
+      return None
+    progress = Progress(first, last, shown=jax.process_index() == 0)
+
+    def load(number):
+      try:
+        return _read_batch(self.experiment, self.mesh, number)
+      # Readers may raise any exception.
+      except Exception as error:
+        raise RunError(
+          f"step {number + 1}: data cannot be read: {one_line(error)}"
+        ) from error
+
+    with (
+      contextlib.closing(progress),
+      contextlib.closing(prefetch(load, first, last)) as batches,
+    ):
+      for number, batch in enumerate(batches, first):
+        with self.profile.step(number, state):
+          state, metrics = self.step(state, batch)
+        self.signals.exit_message = ""
+        meter.add(number, metrics)
+        done = number + 1
+
+        log = done % config.log_every == 0 or done == last
+        is_due = done % config.eval_every == 0
+        evaluation = (is_due or done == stop_at) and done < last
+        save = done % config.checkpoint_every == 0 or done == last
+        stop = self.signals.stop is not None or done == stop_at
+        if jax.process_count() > 1:
+          # All processes have to stop at the same step.
+          stop = (log or evaluation or save) and cluster.any_of(stop)
+        if log or evaluation or save or stop or number == first:
+          meter.fetch()
+        if number == first:
+          meter.discard_first_step()
+          progress.restart_clock(done, meter.seconds)
+        if log:
+          values = meter.flush()
+          self.writer.write(done, {"train": values}, meter.seconds)
+          progress.update(done, values, meter.seconds)
+        gain = None
+        if evaluation or (done == last and config.tracks_best):
+          split = task.eval_splits[0]
+          values = self.evaluate(state, split)
+          if evaluation:  # After the last step, `finish` reports more metrics.
+            self.writer.write(done, {split: values}, meter.seconds)
+            # The baselines were printed at the start of the run.
+            shown = {k: x for k, x in values.items() if k not in task.baselines}
+            progress.say(f"step {done}  {split}  {format_values(shown)}")
+          if config.tracks_best and (is_due or done == last):
+            # A run that stops later does not have the other evaluations.
+            gain = best.add(values, counts=is_due)
+        if config.checkpoint_keep == "best":
+          save |= gain is not None
+        if save or stop or best.end:
+          record: dict[str, Any] = {
+            "meter": meter.sums,
+            "seconds": meter.seconds,
+          }
+          if config.tracks_best:
+            record["best"] = best.record
+          self.checkpoints.save(state, record, gain)
+        if best.end and done < last:
+          progress.say(f"step {done}  {best.end}")
+          return state
+        if stop and done < last:
+          print(stop_message(done))
+          return None
+        if evaluation or save:
+          meter.skip_clock()
     return state
-  if stop_at <= first < last:
-    print(stop_message(first))
-    return None
-  progress = Progress(first, last, shown=jax.process_index() == 0)
 
-  def load(number):
-    try:
-      return _read_batch(experiment, mesh, number)
-    # Readers may raise any exception.
-    except Exception as error:
-      raise RunError(
-        f"step {number + 1}: data cannot be read: {one_line(error)}"
-      ) from error
+  def evaluate(self, state: TrainState, split: str) -> dict[str, Any]:
+    """Evaluates a split; raises RunError if the first split has an implausible loss."""
+    task = self.experiment.task
+    values = evaluate.evaluate(
+      self.eval_step, self.mesh, state.variables, task, split
+    )
+    # Other splits may have lengths that the model has not learned.
+    if split == task.eval_splits[0]:
+      # A task with its own loss has no uniform guess.
+      has_own_loss = hasattr(task, "loss")
+      guess = math.inf if has_own_loss else math.log(task.target_vocab_size)
+      self.meter.check_held_out(int(state.step), values["loss"], guess)
+    return values
 
-  with (
-    contextlib.closing(progress),
-    contextlib.closing(prefetch(load, first, last)) as batches,
-  ):
-    for number, batch in enumerate(batches, first):
-      with profile.step(number, state):
-        state, metrics = step(state, batch)
-      signals.exit_message = ""
-      meter.add(number, metrics)
-      done = number + 1
+  def finish(self, state: TrainState, workdir: pathlib.Path) -> Results:
+    """Evaluates and decodes every split; writes samples, sentences and attention maps.
 
-      log = done % config.log_every == 0 or done == last
-      is_due = done % config.eval_every == 0
-      evaluation = (is_due or done == stop_at) and done < last
-      save = done % config.checkpoint_every == 0 or done == last
-      stop = signals.stop is not None or done == stop_at
-      if jax.process_count() > 1:
-        # All processes have to stop at the same step.
-        stop = (log or evaluation or save) and cluster.any_of(stop)
-      if log or evaluation or save or stop or number == first:
-        meter.fetch()
-      if number == first:
-        meter.discard_first_step()
-        progress.restart_clock(done, meter.seconds)
-      if log:
-        values = meter.flush()
-        writer.write(done, {"train": values}, meter.seconds)
-        progress.update(done, values, meter.seconds)
-      gain = None
-      if evaluation or (done == last and config.tracks_best):
-        split = task.eval_splits[0]
-        values = _evaluate(task, eval_step, mesh, state, meter, split)
-        if evaluation:  # After the last step, `_finish` reports more metrics.
-          writer.write(done, {split: values}, meter.seconds)
-          # The baselines were printed at the start of the run.
-          shown = {k: x for k, x in values.items() if k not in task.baselines}
-          progress.say(f"step {done}  {split}  {format_values(shown)}")
-        if config.tracks_best and (is_due or done == last):
-          # A run that stops later does not have the other evaluations.
-          gain = best.add(values, counts=is_due)
-      if config.checkpoint_keep == "best":
-        save |= gain is not None
-      if save or stop or best.end:
-        record: dict[str, Any] = {
-          "meter": meter.sums,
-          "seconds": meter.seconds,
-        }
-        if config.tracks_best:
-          record["best"] = best.record
-        checkpoints.save(state, record, gain)
-      if best.end and done < last:
-        progress.say(f"step {done}  {best.end}")
-        return state
-      if stop and done < last:
-        print(stop_message(done))
-        return None
-      if evaluation or save:
-        meter.skip_clock()
-  return state
+    Samples and sentences are from the last split that has any.
+    """
+    experiment = self.experiment
+    task, results, samples = experiment.task, {}, []
+    variables = state.variables
+    if jax.process_count() > 1:  # Only the first process generates and draws.
+      variables = parallel.to_host(variables)
+    for split in task.eval_splits:
+      values = self.evaluate(state, split)
+      if jax.process_index() == 0:
+        decoded, scores = evaluate.generate(experiment, variables, split)
+        samples = decoded or samples
+        # Scores of generation and play are printed before the loss.
+        values = scores | values
+      results[split] = values
+    if jax.process_index() == 0:
+      if samples:
+        evaluate.write_samples(workdir / "samples.txt", samples)
+        evaluate.write_sentences(workdir / evaluate.SENTENCES, task, samples)
+      attention_maps.draw_attention(
+        workdir / "attention.png",
+        experiment.model,
+        jax.device_get(variables),
+        task,
+        task.eval_batches(task.eval_splits[-1]),
+      )
+    return results
 
 
 def prefetch(
@@ -309,63 +369,6 @@ def prefetch(
       yield result
   finally:
     executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _evaluate(
-  task: tasks.Task,
-  eval_step: Any,
-  mesh: jax.sharding.Mesh,
-  state: TrainState,
-  meter: LossMeter,
-  split: str,
-) -> dict[str, Any]:
-  """Evaluates a split; raises RunError if the first split has an implausible loss."""
-  values = evaluate.evaluate(eval_step, mesh, state.variables, task, split)
-  # Other splits may have lengths that the model has not learned.
-  if split == task.eval_splits[0]:
-    # A task with its own loss has no uniform guess.
-    has_own_loss = hasattr(task, "loss")
-    guess = math.inf if has_own_loss else math.log(task.target_vocab_size)
-    meter.check_held_out(int(state.step), values["loss"], guess)
-  return values
-
-
-def _finish(
-  experiment: Experiment,
-  eval_step: Any,
-  mesh: jax.sharding.Mesh,
-  state: TrainState,
-  meter: LossMeter,
-  workdir: pathlib.Path,
-) -> Results:
-  """Evaluates and decodes every split; writes samples, sentences and attention maps.
-
-  Samples and sentences are from the last split that has any.
-  """
-  task, results, samples = experiment.task, {}, []
-  variables = state.variables
-  if jax.process_count() > 1:  # Only the first process generates and draws.
-    variables = parallel.to_host(variables)
-  for split in task.eval_splits:
-    values = _evaluate(task, eval_step, mesh, state, meter, split)
-    if jax.process_index() == 0:
-      decoded, scores = evaluate.generate(experiment, variables, split)
-      samples = decoded or samples
-      # Scores of generation and play are printed before the loss.
-      values = scores | values
-    results[split] = values
-  if jax.process_index() == 0:
-    if samples:
-      evaluate.write_samples(workdir / "samples.txt", samples)
-      evaluate.write_sentences(workdir / evaluate.SENTENCES, task, samples)
-    attention_maps.draw_attention(
-      workdir / "attention.png",
-      experiment.model,
-      jax.device_get(variables),
-      task,
-      task.eval_batches(task.eval_splits[-1]),
-    )
-  return results
 
 
 def before_first_step(workdir: pathlib.Path) -> str:
