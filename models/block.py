@@ -1,6 +1,7 @@
 """A layer of a Transformer, for encoders and decoders."""
 
 from collections.abc import Callable, Iterable, Mapping
+import itertools
 import math
 from typing import Any, cast
 
@@ -317,6 +318,37 @@ class Block(nn.Module):
       if kind == "post":
         x = getattr(self, f"{name}_norm")(x)
     return x
+
+
+def make_layers(
+  config: ModelConfig,
+  max_length: int,
+  max_memory_length: int = 0,
+  *,
+  is_decoder: bool = False,
+  attend: Callable[..., Array] = apply_mechanism,
+) -> list[Block]:
+  """Creates the layers of an encoder or a decoder, in `setup` of their module."""
+  stack = "decoder" if is_decoder else "encoder"
+  configs = config.decoder_configs if is_decoder else config.encoder_configs
+  mechanisms = config.layers(f"{stack}_attention")
+  cross_mechanisms: Any = itertools.repeat(None, len(mechanisms))
+  if is_decoder and config.layout != "decoder":
+    cross_mechanisms = config.layers("cross_attention")
+  return [
+    Block(
+      layer_config,
+      mechanism,
+      max_length,
+      cross_mechanism,
+      max_memory_length,
+      is_decoder=is_decoder,
+      attend=attend,
+    )
+    for layer_config, mechanism, cross_mechanism in zip(
+      configs, mechanisms, cross_mechanisms, strict=True
+    )
+  ]
 
 
 def apply_layers(

@@ -12,7 +12,7 @@ import numpy as np
 
 from attention import alibi_bias, t5_bias
 from models import embeddings
-from models.block import Block, apply_layers, first_gates
+from models.block import apply_layers, first_gates, make_layers
 from models.config import PAD_ID, ModelConfig
 from models.head import Head
 from models.hyper_connections import StreamHead
@@ -115,35 +115,17 @@ class Transformer(nn.Module):
       if config.slot.streams > 1:
         setattr(self, f"{stack}_streams", StreamHead(config))
     if has_encoder:
-      self.encoder = [
-        Block(
-          layer_config, mechanism, self.max_source_length, attend=self.attend
-        )
-        for layer_config, mechanism in zip(
-          config.encoder_configs,
-          config.layers("encoder_attention"),
-          strict=True,
-        )
-      ]
+      self.encoder = make_layers(
+        config, self.max_source_length, attend=self.attend
+      )
     if has_decoder:
-      mechanisms = config.layers("decoder_attention")
-      cross_mechanisms: Any = [None] * len(mechanisms)
-      if has_encoder:
-        cross_mechanisms = config.layers("cross_attention")
-      self.decoder = [
-        Block(
-          layer_config,
-          mechanism,
-          self.max_target_length,
-          cross_mechanism,
-          self.max_source_length,
-          is_decoder=True,
-          attend=self.attend,
-        )
-        for layer_config, mechanism, cross_mechanism in zip(
-          config.decoder_configs, mechanisms, cross_mechanisms, strict=True
-        )
-      ]
+      self.decoder = make_layers(
+        config,
+        self.max_target_length,
+        self.max_source_length,
+        is_decoder=True,
+        attend=self.attend,
+      )
     if config.position == "t5":
       shape = config.slot.relative_buckets, config.num_heads
       normal = nn.initializers.normal(0.02)
