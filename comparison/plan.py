@@ -32,6 +32,10 @@ _WIDTH = "model.mlp_features"
 _SOURCES = ("model.kind", "model.weights")
 """Config fields that determine the data, in addition to those of the task."""
 
+_MAX_NAME = 230
+"""Largest length of the name of a run's folder; that of most file systems is 255, and
+temporary files need 21."""
+
 _NARROW, _DEVIATION = 1 / 2, 0.02
 """Thresholds for a counterpart of a row.
 
@@ -106,7 +110,8 @@ class Run:
       content.append(self.width)
     text = json.dumps(content, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    name = f"{self.task}-{self.attention}-{self.seed}-{digest}"
+    end = f"-{self.seed}-{digest}"
+    name = f"{self.task}-{self.attention}"[: _MAX_NAME - len(end)] + end
     # A task may be in a subfolder of configs/, and a mechanism in a module.
     return name.replace("/", "-").replace(":", ".")
 
