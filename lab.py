@@ -352,7 +352,16 @@ def _mapping(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
       f"config: expected FILE.py, FILE.py:MECHANISM or a ConfigDict, got "
       f"{config!r}"
     )
-  mapping = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+  mapping = _copy(config)
   for field, value in fields.items():
     put(mapping, field, value)
   return mapping
+
+
+def _copy(section: Any) -> Any:
+  """Copies nested sections to dicts, so that a caller's config does not change."""
+  if hasattr(section, "to_dict"):
+    section = section.to_dict()
+  if not isinstance(section, Mapping):
+    return section
+  return {name: _copy(value) for name, value in section.items()}
