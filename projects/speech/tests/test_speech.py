@@ -345,6 +345,7 @@ LINES, FOURTH = "transcripts.tsv", "4.wav"
   [
     (LINES, None, "said: no transcripts.tsv, with a line FILE<tab>TEXT for ea"),
     (LINES, b"0.wav\tone\n0.wav\ttwo\n", ", line 2: 0.wav appears twice"),
+    (LINES, b"0.wav\tone\n./0.wav\ttwo\n", "2: ./0.wav appears twice"),
     (LINES, b"0.wav one\n", "transcripts.tsv, line 1: expected"),
     (LINES, b"0.wav\tab\n", "expected at least 2 recordings"),
     (LINES, b"", "expected at least 2 recordings"),
