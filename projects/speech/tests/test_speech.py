@@ -393,6 +393,8 @@ def test_configs_that_cannot_be():
     *({"source": ""}, {"path": "", "source": "folder"}, {"path": "/tmp"}),
     *({"sample_rate": 2000}, {"max_digits": 4, "min_digits": 5}),
     *({"snr": float("nan")}, {"bands": 1}, {"held_out": 1.0}),
+    {"snr": -1e4},
+    {"sample_rate": 100, "source": "folder", "path": "x"},
     # What nothing reads is refused.
     *({"held_out": 0.5}, {"text_feature": "label"}),
     {"snr": 3.0, "source": "folder", "path": "x"},
