@@ -230,7 +230,7 @@ class Comparison:
       metric: a metric; by default the main metric of the task, or the training loss.
 
     Raises:
-      ValueError: the comparison has no such task or metric.
+      ValueError: the comparison has no such task or metric, or none of its runs has ended.
     """
     from comparison.analysis.task import by_task
     from comparison.report import figures, style
@@ -248,7 +248,10 @@ class Comparison:
         f"metric: expected one of {', '.join(metrics)}, got {metric!r}"
       )
     with style.look():
-      return figures.learning_curves(tasks[task], styles, metric)
+      figure = figures.learning_curves(tasks[task], styles, metric)
+    if figure is None:
+      raise ValueError(f"task: no run of {task} has ended yet")
+    return figure
 
 
 def load_comparison(folder: str | Path) -> Comparison:
