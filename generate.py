@@ -73,6 +73,17 @@ _SEED = flags.DEFINE_integer(
   "seed", 0, "seed of sampling", lower_bound=0, upper_bound=2**31 - 1
 )
 
+_READ_IN_GENERATION = (
+  "method",
+  "beam_size",
+  "length_penalty",
+  "temperature",
+  "top_k",
+  "max_length",
+  "seed",
+)
+"""Flags that `--export` does not read."""
+
 
 def main() -> int | None:
   """Reads lines and writes one output for each."""
@@ -94,6 +105,10 @@ def main() -> int | None:
       )
     experiment, variables = published.open_weights(folder)
   else:
+    if _EXPORT.value is not None:
+      for name in _READ_IN_GENERATION:
+        if flags.FLAGS[name].present:
+          raise ConfigError(f"--{name}: not supported with --export")
     run = lab.load_run(folder)
     if _EXPORT.value is not None:
       _export(run.experiment, folder, Path(_EXPORT.value))

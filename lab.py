@@ -230,7 +230,7 @@ class Comparison:
       metric: a metric; by default the main metric of the task, or the training loss.
 
     Raises:
-      ValueError: the comparison has no such task or metric.
+      ValueError: the comparison has no such task or metric, or none of its runs has ended.
     """
     from comparison.analysis.task import by_task
     from comparison.report import figures, style
@@ -248,7 +248,10 @@ class Comparison:
         f"metric: expected one of {', '.join(metrics)}, got {metric!r}"
       )
     with style.look():
-      return figures.learning_curves(tasks[task], styles, metric)
+      figure = figures.learning_curves(tasks[task], styles, metric)
+    if figure is None:
+      raise ValueError(f"task: no run of {task} has ended yet")
+    return figure
 
 
 def load_comparison(folder: str | Path) -> Comparison:
@@ -352,7 +355,16 @@ def _mapping(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
       f"config: expected FILE.py, FILE.py:MECHANISM or a ConfigDict, got "
       f"{config!r}"
     )
-  mapping = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+  mapping = _copy(config)
   for field, value in fields.items():
     put(mapping, field, value)
   return mapping
+
+
+def _copy(section: Any) -> Any:
+  """Copies nested sections to dicts, so that a caller's config does not change."""
+  if hasattr(section, "to_dict"):
+    section = section.to_dict()
+  if not isinstance(section, Mapping):
+    return section
+  return {name: _copy(value) for name, value in section.items()}

@@ -66,8 +66,11 @@ def choose(runs: Sequence[Run], workdir: Path, comparison: Comparison) -> Run:
   candidates = [run for run in runs if not run.obstacle]
   if not candidates:
     return runs[0]
+  previous = 0.0
   for share in comparison.halving.rungs:
-    candidates = _better_half(candidates, workdir, comparison, share)
+    if _is_new_rung(candidates, workdir, share, previous):
+      candidates = _better_half(candidates, workdir, comparison, share)
+    previous = share
   launch(candidates, workdir, comparison)
   score, best = _rank(candidates, workdir)[0]
   values_by_field = {
@@ -135,6 +138,23 @@ def _outer_points(run: Run, comparison: Comparison) -> Iterator[Run]:
       continue
     if not outer.obstacle:
       yield outer
+
+
+def _is_new_rung(
+  runs: Sequence[Run], workdir: Path, share: float, previous: float
+) -> bool:
+  """Returns whether a rung is after the previous one and before the end of any run.
+
+  In a short run, several rungs may be at one step, where only one half is stopped.
+  """
+  for run in runs:
+    count = records.steps(workdir, run)
+    if count is None:
+      return True
+    earlier = records.step_at(count, previous) if previous else 0
+    if earlier < records.step_at(count, share) < count:
+      return True
+  return False
 
 
 def _better_half(

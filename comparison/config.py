@@ -60,8 +60,8 @@ class Halving:
 
   Attributes:
     rungs: increasing shares of the steps, such as 0.25,0.5. At each of them, the
-      worse half of the points is stopped. Without rungs, all points are trained to the
-      end.
+      worse half of the points is stopped; rungs at the same step count once. Without
+      rungs, all points are trained to the end.
     seeds: number of choosing seeds. They are 10000, 10001, …, so that no reported
       seed affects the choice.
   """

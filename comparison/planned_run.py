@@ -15,6 +15,10 @@ MATCHED, DENSE = "matched", "dense"
 COUNTERPART = "feed-forward as in dense"
 """Label of a counterpart, a row with the feed-forward width of the dense model."""
 
+_MAX_NAME = 230
+"""Largest length of the name of a run's folder; that of most file systems is 255, and
+temporary files need 21."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -82,7 +86,8 @@ class Run:
       content.append(self.width)
     text = json.dumps(content, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    name = f"{self.task}-{self.attention}-{self.seed}-{digest}"
+    end = f"-{self.seed}-{digest}"
+    name = f"{self.task}-{self.attention}"[: _MAX_NAME - len(end)] + end
     # A task may be in a subfolder of configs/, and a mechanism in a module.
     return name.replace("/", "-").replace(":", ".")
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 import functools
 import json
 import os
+from pathlib import Path
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ _STOPPING = (
   "stopping: the current step ends and is saved; run it again to continue"
 )
 _WATCH_SECONDS = 0.1
+
+_ROOT = str(Path(__file__).parents[1])
 
 
 class ProcessResult(NamedTuple):
@@ -70,13 +73,16 @@ def run(
     json.dump(request, inputs)
     inputs.seek(0)
     meter = usage.Meter()
+    # From another folder, Python would find no package, or that of another checkout.
+    path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
       [sys.executable, *arguments],
       stdin=inputs,
       stdout=subprocess.DEVNULL,
       stderr=errors,
       # This process reads UTF-8 for any locale.
-      env=os.environ | {"PYTHONIOENCODING": "utf-8:replace"},
+      env=os.environ
+      | {"PYTHONIOENCODING": "utf-8:replace", "PYTHONPATH": path},
     )
     with process, Signals(functools.partial(_stop, process)) as signals:
       try:

@@ -147,13 +147,6 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
   Runs with seeds that are not in the plan yet are marked, because earlier results may
   have motivated them.
   """
-  planned = planned_runs(workdir)
-  earlier = [*by_identity(workdir).values(), *planned.values()]
-  first_seeds = {
-    run["seed"]
-    for run in earlier
-    if not run.get("choosing") and not run.get(ADDED)
-  }
   entries = {}
   for run in runs:
     fields = {name: getattr(run, name) for name in (*_PLAN_FIELDS, "steps")}
@@ -161,10 +154,19 @@ def plan(workdir: Path, runs: Sequence[Run], seeds: Sequence[int] = ()) -> None:
     for seed in seeds:
       open_fields = {"seed": seed, "choosing": False, OPEN: True}
       entries[f"{run.row}, seed {seed}"] = fields | open_fields
-  for entry in entries.values():
-    if first_seeds and not entry["choosing"]:
-      entry |= {ADDED: True} if entry["seed"] not in first_seeds else {}
-  store_plan(workdir, planned | entries)
+  # Another shard may add its runs at the same time.
+  with ownership.lock(workdir, wait=True):
+    planned = planned_runs(workdir)
+    earlier = [*by_identity(workdir).values(), *planned.values()]
+    first_seeds = {
+      run["seed"]
+      for run in earlier
+      if not run.get("choosing") and not run.get(ADDED)
+    }
+    for entry in entries.values():
+      if first_seeds and not entry["choosing"]:
+        entry |= {ADDED: True} if entry["seed"] not in first_seeds else {}
+    store_plan(workdir, planned | entries)
 
 
 def store_plan(workdir: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -181,15 +183,17 @@ def retry_unsupported(workdir: Path, runs: Sequence[Run]) -> None:
   candidates = {
     (run.row, _point(run.grid)): run for run in runs if not run.obstacle
   }
-  entries = planned_runs(workdir)
   for identity, record in by_identity(workdir).items():
     run = candidates.get((str(record.get("row")), _point(record.get("grid"))))
     if run is None:
       continue
     if record["status"] == UNSUPPORTED:
-      _path(workdir, identity).unlink()
-      entries.pop(identity, None)
-      store_plan(workdir, entries)
+      with ownership.lock(workdir, wait=True):
+        # Another shard may have removed it.
+        _path(workdir, identity).unlink(missing_ok=True)
+        entries = planned_runs(workdir)
+        entries.pop(identity, None)
+        store_plan(workdir, entries)
       continue
     recorded, planned = map(_settings, (record["arguments"], run.arguments))
     if recorded != planned:

@@ -7,13 +7,13 @@ import inspect
 import types
 from typing import Annotated, Any, ClassVar, cast
 
-import numpy as np
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from attention import ATTENTIONS, Attention
 from attention import mechanism as mechanisms
 from attention.names import check_imports
+from settings.field_values import plain
 from settings.fields import rest
 from settings.typed import format_mechanism, mechanism, split
 
@@ -43,7 +43,7 @@ class AttentionConfig:
 
   Attributes:
     name: a key of `attention.ATTENTIONS`, or 'package.module:factory'.
-    options: keyword arguments of that factory; lists become tuples.
+    options: keyword arguments of that factory; lists and arrays become tuples.
 
   Raises:
     ValueError: the name or an option is unknown, an option is missing, or the factory
@@ -219,8 +219,7 @@ def _build(config: AttentionConfig) -> Attention:
 
 
 def _freeze(value: Any) -> Any:
-  if isinstance(value, np.generic):  # Not a type of JSON.
-    return value.item()
-  if isinstance(value, list | tuple):
+  value = plain(value)
+  if isinstance(value, list | tuple | range):
     return tuple(_freeze(item) for item in value)
   return value

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from settings.errors import ConfigError
+from settings.field_values import plain
 from settings.fields import STRICT, error_line, field_path, first_error
 from settings.suggest import did_you_mean
 
@@ -92,8 +93,7 @@ def _plain(value: Any, path: str) -> Any:
   In Python code, numbers may be NumPy or JAX scalars, lists may be arrays or ranges,
   and texts may be paths.
   """
-  if hasattr(value, "tolist"):
-    value = value.tolist()
+  value = plain(value)
   if isinstance(value, os.PathLike):
     value = os.fspath(value)
   if dataclasses.is_dataclass(value):

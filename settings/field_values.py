@@ -9,6 +9,14 @@ FieldValues = dict[str, Any]
 """Maps full names of config fields, such as 'model.num_layers', to their values."""
 
 
+def plain(value: Any) -> Any:
+  """Converts a number or an array of NumPy or JAX to a Python number or a list.
+
+  Other values are returned as they are.
+  """
+  return value.tolist() if hasattr(value, "tolist") else value
+
+
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> FieldValues:
   """Converts `{'a': {'b': 1}}` to `{'a.b': 1}`; tuples become lists, as in JSON.
 

@@ -18,11 +18,11 @@ import typing
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Lt
-import numpy as np
 from pydantic import ConfigDict, ValidationError, dataclasses, model_validator
 
 from attention.names import suggestion
 from settings.errors import ConfigError
+from settings.field_values import plain
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 """True, '3' and 3.0 are not ints, and NaN is not a float; an int is a valid float."""
@@ -141,13 +141,10 @@ def checked(config_type: type[T]) -> type[T]:
         f"{suggestion(field, signature.parameters)}"
       )
     signature.bind(*args, **kwargs)
-    # Strict pydantic rejects the numbers of NumPy.
-    plain = {
-      name: x.item() if isinstance(x, np.generic) else x
-      for name, x in kwargs.items()
-    }
+    # Strict pydantic rejects the numbers of NumPy and JAX.
+    values = {name: plain(x) for name, x in kwargs.items()}
     try:
-      init(self, *args, **plain)
+      init(self, *args, **values)
     except ValidationError as error:
       raise ValueError(error_line(error)) from None
 

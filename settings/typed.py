@@ -42,7 +42,8 @@ def literal(text: str) -> Any:
     return text == "true"
   try:
     return ast.literal_eval(text)
-  except (ValueError, SyntaxError):
+  # A text may be nested too deeply for the parser.
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
     return text
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from settings import atomic
 from settings.errors import DataError
 
 Batch = dict[str, np.ndarray]
@@ -344,4 +345,5 @@ def save_vocabulary(
   for name, content in files.items():
     path = vocabulary_path(directory, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    # Atomic, because a later start compares the file with its own vocabulary.
+    atomic.write_bytes(path, content)

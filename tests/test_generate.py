@@ -65,6 +65,7 @@ def test_order_is_kept_whatever_the_batch(workdir):
     (["--top_k=2"], "top_k"),
     (["--method=nosuch"], "method"),
     (["--temperature=nan", "--method=sample"], "temperature"),
+    (["--export=x", "--seed=0"], "--seed: not supported with --export"),
   ],
 )
 def test_a_fault_is_one_line(workdir, options, message):

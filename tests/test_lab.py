@@ -3,6 +3,7 @@
 import os
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 import pytest
 
@@ -40,8 +41,12 @@ def test_variables_are_those_of_a_step(run):
   )
   np.testing.assert_array_equal(newest, same)
   assert (newest != before).any()
-  with pytest.raises(lab.ConfigError, match=r"one of \[2, 4\], got 3"):
-    run.variables(3)
+  assert_refused(
+    lambda step: run.variables(step), *({"step": x} for x in (3, 4.0))
+  )
+  jax.tree.map(
+    np.testing.assert_array_equal, run.variables(np.int64(4)), run.variables()
+  )
 
 
 def test_attention_is_a_figure_of_matplotlib(run):
@@ -139,6 +144,14 @@ def test_a_fault_is_one_line(call, message):
   with pytest.raises(lab.ConfigError, match=message) as fault:
     call()
   assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("section", [dict, ConfigDict])
+def test_fields_of_a_call_do_not_change_the_config_of_the_caller(section):
+  config = {"task": {"name": "copy"}, "model": section({"num_layers": 3})}
+  with pytest.raises(lab.ConfigError, match="num_steps: missing"):
+    lab.train(config, **{"model.num_layers": 1})
+  assert config["model"]["num_layers"] == 3
 
 
 def test_a_comparison_is_loaded(tmp_path):

@@ -11,6 +11,7 @@ sum of its shards, so it does not depend on the sharding.
 from collections.abc import Mapping
 import errno
 import hashlib
+from numbers import Integral
 import operator
 import pathlib
 import re
@@ -201,7 +202,8 @@ class Checkpoints:
     if best:
       best_step = self.best_step
       steps.sort(key=lambda number: number != best_step)
-    if step is not None and step not in steps:
+    is_whole = isinstance(step, Integral) and not isinstance(step, bool)
+    if step is not None and not (is_whole and step in steps):
       raise ConfigError(f"step: expected one of {sorted(steps)}, got {step!r}")
     steps = steps if step is None else [step]
     misfit = None

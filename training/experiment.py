@@ -7,6 +7,7 @@ anything is compiled or written.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import functools
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,15 +94,27 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
 
   Raises:
     ConfigError: as in `create`; or the mesh does not fit the devices, the workdir has
-      other content, or the run began with other data.
+      other content, the run began with other data, or the processes have different
+      configs or data.
     RunError: another process uses the workdir.
   """
+  # The processes would train on, each with its own learning rate.
+  if cluster.differs(json.dumps(config.to_mapping(), sort_keys=True)):
+    raise ConfigError(
+      "config: differs between the processes of this run; start all of them with the "
+      "same config"
+    )
   parallel.check_mesh(config.train, config.model)
   with files.record_digests() as notes:
     run = create(config, workdir)
   if config.train.tracks_best:
     best.check_metric(run)
   _check_data(workdir, notes)
+  digests = files.name_digests(notes)
+  if cluster.differs(json.dumps(digests, sort_keys=True)):
+    raise ConfigError(
+      "config.task: the processes of this run read different data"
+    )
   cluster.wait("all processes have checked the folder")
   if jax.process_index() == 0:
     workdir_lib.make(workdir)

@@ -7,9 +7,7 @@ from jaxtyping import Array, Bool, Float
 
 from models.config import ACTIVATIONS
 from projects.speech.config import ConformerConfig, ExtractorConfig
-
-REDUCTION = 4
-"""Number of frames per position."""
+from projects.speech.mel import REDUCTION
 
 _KERNEL_SIZE = 3
 _CONVOLUTIONS = 2

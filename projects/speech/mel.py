@@ -6,6 +6,9 @@ import numpy as np
 
 WINDOW_SECONDS, HOP_SECONDS = 0.025, 0.010
 
+REDUCTION = 4
+"""Number of frames per position of the logits of a Conformer."""
+
 _FLOOR = 1e-10
 
 

@@ -16,9 +16,6 @@ from tasks.files import read_lines, typed_path
 
 TRANSCRIPTS = "transcripts.tsv"
 
-REDUCTION = 4
-"""Number of frames per position of the logits of a Conformer."""
-
 
 class Recording(NamedTuple):
   """One example.
@@ -122,12 +119,13 @@ def _folder(
     where = f"{table}, line {number}"
     if not tab or not name or not text.strip():
       raise DataError(f"{where}: expected FILE<tab>TEXT")
-    if name in seen:
-      raise DataError(f"{where}: {name} appears twice")
-    seen.add(name)
     path = folder / name
     if not path.is_file():
       raise DataError(f"{where}: no such file: {path}")
+    # By any spelling or link; otherwise it could be both trained and held out.
+    if (file := path.resolve()) in seen:
+      raise DataError(f"{where}: {name} appears twice")
+    seen.add(file)
     samples = audio.read(path, config.sample_rate, "source")
     recordings.append(_check(Recording(samples, text, str(path)), config))
   return _split(recordings, config, seed, str(table))
@@ -209,8 +207,10 @@ def _check(recording: Recording, config: SpeechConfig) -> Recording:
   repeats = sum(a == b for a, b in itertools.pairwise(text))
   needed = len(text) + repeats
   frames = mel.num_frames(len(recording.samples), config.sample_rate)
-  if -(-frames // REDUCTION) < needed:
-    minimum = (needed - 1) * REDUCTION * mel.HOP_SECONDS + mel.WINDOW_SECONDS
+  if -(-frames // mel.REDUCTION) < needed:
+    minimum = (
+      needed - 1
+    ) * mel.REDUCTION * mel.HOP_SECONDS + mel.WINDOW_SECONDS
     seconds = len(recording.samples) / config.sample_rate
     raise DataError(
       f"{where}: expected at least {minimum:.3f} seconds for the {len(text)} "

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from projects.speech import audio, ctc, mel, sources, tones
-from projects.speech.sources import REDUCTION, Recordings
+from projects.speech.sources import Recordings
 from projects.speech.task_config import TONES, SpeechConfig
 from settings import json_text
 from tasks import base, draws
@@ -230,7 +230,7 @@ def make(
     recordings = _recordings(config, seed)
     symbols, num_targets = recordings.symbols, recordings.max_symbols
     # A multiple, so that `ctc.subsample_mask` finds the frame of each position.
-    length = -(-recordings.max_frames // REDUCTION) * REDUCTION
+    length = -(-recordings.max_frames // mel.REDUCTION) * mel.REDUCTION
   task = SpeechTask(
     config, symbols, (length, num_targets), recordings, batch_size=batch_size
   )

@@ -39,11 +39,12 @@ class SpeechConfig:
   path: str = ""
   audio_feature: str = "speech"
   text_feature: str = "text"
-  sample_rate: Annotated[int, Ge(100)] = 8000
+  # With 100 or fewer, the Hann window of 25 ms has only zeros.
+  sample_rate: Annotated[int, Ge(101)] = 8000
   bands: Annotated[int, Interval(ge=2, le=256)] = 40
   min_digits: Count = 1
   max_digits: int = 8
-  snr: float = 10.0
+  snr: Annotated[float, Interval(ge=-100, le=1000)] = 10.0
   eval_size: Count = 500
   held_out: Share = 0.1
 

@@ -126,8 +126,9 @@ def mechanism(
     "swaps": swaps,
     "map": attention_maps.sketch(model, variables, source.task),
   }
+  fitted, notes = mechanisms, {}
   if settings.transfer_steps and record["trained"]:
-    mechanisms = transfer.fit(
+    fitted = transfer.fit(
       source.model,
       source.variables,
       attention,
@@ -137,6 +138,10 @@ def mechanism(
       rate=settings.transfer_rate,
       pad_id=source.task.pad_id,
     )
+  if not _are_finite(fitted):
+    notes["transfer"] = "diverged and is not used; lower --transfer_rate"
+  elif fitted is not mechanisms:
+    mechanisms = fitted
     results, record["transfer_error"] = _layer_results(
       scores, paths, mechanisms
     )
@@ -152,7 +157,13 @@ def mechanism(
     modules = [module for module in source.modules if module.path not in stay]
     target = workdir / MODELS / swap["folder"]
     variant.write(source, choice.config, modules, mechanisms, target)
-  return record | _costs(source, settings, description)
+  record |= _costs(source, settings, description)
+  return record | {"notes": notes | record["notes"]}
+
+
+def _are_finite(mechanisms: Mechanisms) -> bool:
+  leaves = jax.tree.leaves(mechanisms)
+  return all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)
 
 
 def _layer_results(

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 from pathlib import Path
-import re
 from typing import Any
 
 from attention import ATTENTIONS
-from projects.swap.settings import Settings
+from projects.swap.settings import Settings, file_name
 from settings import atomic
+from settings.errors import ConfigError
 from training import ownership
 
 OWN = "own"
@@ -59,9 +59,20 @@ def claimed(
 
 
 def read(workdir: Path, label: str) -> Record | None:
-  """Returns the record of a mechanism; None if it is missing or damaged."""
+  """Returns the record of a mechanism; None if it is missing or damaged.
+
+  Raises:
+    ConfigError: the file has the record of a mechanism that is spelled differently.
+  """
   record = atomic.read_json(_path(workdir, label))
-  return record if record and record.get("attention") == label else None
+  if not record or "attention" not in record:
+    return None
+  if record["attention"] != label:
+    raise ConfigError(
+      f"--attention: {_path(workdir, label)} already has the results of "
+      f"{record['attention']!r}; expected the same spelling, got {label!r}"
+    )
+  return record
 
 
 def read_all(workdir: Path) -> list[Record]:
@@ -88,7 +99,7 @@ def write(workdir: Path, record: Mapping[str, Any]) -> None:
 
 def folder_name(label: str, keep: int = 0) -> str:
   """Returns the folder of a swapped model in models/: `performer`, `lsh-keep-2`."""
-  name = re.sub(r"[^\w.=-]+", "-", label).strip("-")
+  name = file_name(label)
   return f"{name}-keep-{keep}" if keep else name
 
 

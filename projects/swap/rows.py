@@ -130,7 +130,9 @@ def line(record: Record) -> str:
     parts.append(f"loss {values}{kept}")
   options = record.get("all_options", "")
   name = f"{label} ({options})" if options else label
-  return f"{name}: {', '.join(parts)}"
+  return "; ".join(
+    filter(None, [f"{name}: {', '.join(parts)}", _reason(record)])
+  )
 
 
 def cell(value: Any, column: Cost) -> Cell:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import re
 from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Interval
@@ -83,12 +84,13 @@ class Settings:
     )
     # Labels become file names.
     labels = self._labels()
+    names = list(map(file_name, labels))
     for label in labels:
       try:
         mechanism(label)
       except ValueError as error:
         raise ValueError(f"attention: {error}") from None
-      if labels.count(label) > 1:
+      if names.count(file_name(label)) > 1:
         raise ValueError(f"attention: {label} appears twice; expected once")
 
   def choices(self, context: int) -> list[Choice]:
@@ -120,6 +122,14 @@ class Settings:
     if not typed:
       raise ValueError("attention: expected mechanisms, or 'all', got nothing")
     return list(ATTENTIONS) if typed == ["all"] else typed
+
+
+def file_name(label: str) -> str:
+  """Returns the name of a mechanism's record, 'lsh-chunk_size=8' of 'lsh:chunk_size=8'.
+
+  Other spellings of the same options, such as `[4,2]` and `(4, 2)`, have the same name.
+  """
+  return re.sub(r"[^\w.=-]+", "-", label).strip("-")
 
 
 def numbers(typed: Sequence[str]) -> tuple[int, ...]:

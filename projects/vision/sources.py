@@ -118,10 +118,21 @@ def _folder(folder: pathlib.Path, share: float) -> Images:
       f"{folder}: expected a folder for each of at least 2 classes, got "
       f"{', '.join(path.name for path in classes) or 'none'} (task.path)"
     )
+  names = [path.name for path in classes]
+  try:
+    "".join(names).encode()
+  except UnicodeEncodeError:
+    raise DataError(
+      f"{folder}: expected names of classes in UTF-8, got {names} (task.path)"
+    ) from None
   files = [(i, file) for i, c in enumerate(classes) for file in _list(c)]
+  seen: dict[pathlib.Path, pathlib.Path] = {}
+  for _, file in files:
+    # A link to another image could be held out while that one is trained.
+    if (other := seen.setdefault(file.resolve(), file)) is not file:
+      raise DataError(f"{file}: the same file as {other} (task.path)")
   images = ((i, read_bytes(file), str(file)) for i, file in files)
   split = _stack(images, len(files), "task.path", str(folder))
-  names = [path.name for path in classes]
   return _split(names, 255, split, share, str(folder))
 
 

@@ -54,6 +54,7 @@ def test_the_same_bytes_again_and_maps_stay_in_the_folder(workdir, tmp_path):
     '{"comparison": {}}\n{"run": 3, "task": "copy", "status": "done"}',
     '{"comparison": {}}\n{"run": "a", "task": "copy"}',
     "",
+    "[3]",
   ],
   ids=lambda content: str(content)[:20],
 )

@@ -142,6 +142,20 @@ def test_of_three_points_two_go_on(folder, trainer):
   assert {rate for rate, seed in ends if seed >= 10_000} == {0.001, 0.003}
 
 
+def test_rungs_at_one_step_or_at_the_end_stop_nothing_more(folder, trainer):
+  """Of three steps, the rungs are at 1, 1 and 3."""
+  trainer.loss = by_rate
+  rungs = {"rungs": (0.25, 0.3, 0.9), "seeds": 1}
+  run_lib.run(
+    compared("1e-3,2e-3,3e-3,1e-2", num_steps=3, halving=rungs), folder
+  )
+  tried = {rate: x for (rate, seed), x in calls(trainer).items() if seed > 1}
+  assert tried == {
+    **{rate: [1, "end"] for rate in (0.002, 0.003)},
+    **{rate: [1] for rate in (0.001, 0.01)},
+  }
+
+
 def test_a_failed_point_is_behind_all_others_at_the_end(folder, trainer):
   trainer.loss = by_rate
   run_lib.run(compared("0.1,0.05"), folder)

@@ -1,5 +1,6 @@
 """Which processes a comparison starts, and what is kept of them."""
 
+import concurrent.futures
 import json
 import pathlib
 import signal
@@ -399,3 +400,30 @@ def test_a_run_that_diverges_stops_no_other(tmp_path):
   first, last = (found[seed]["measured"]["step_seconds"] for seed in (0, 2))
   assert first == last
   assert found[0]["machine"]["device"] == found[0]["measured"]["device"]
+
+
+def test_shards_that_plan_at_the_same_time_lose_no_run(folder):
+  run, *_ = plan.plan(comparison(attention="dense"))
+  shards = [
+    [run.with_seed(seed) for seed in range(start, 30, 3)] for start in range(3)
+  ]
+
+  def add(runs):
+    for run in runs:
+      records.plan(folder, [run])
+
+  with concurrent.futures.ThreadPoolExecutor(3) as executor:
+    list(executor.map(add, shards))
+  planned = records.planned_runs(folder).values()
+  assert {entry["seed"] for entry in planned} == set(range(30))
+
+
+def test_the_folder_of_many_layers_has_a_name_that_file_systems_allow():
+  label = "+".join(["sliding_window:window=8"] * 20)
+  one, other = (
+    plan.Run("copy", label, "dense", 0, {"num_steps": steps}, {})
+    for steps in (1, 2)
+  )
+  # With ".json" and the ending of a temporary file, at most 255.
+  assert len(one.identity) + len(".0123456789abcdef.tmp") <= 255
+  assert one.identity != other.identity

@@ -53,3 +53,10 @@ def test_a_signal_that_was_forwarded_ends_this_process_too(sent, raised, code):
   with pytest.raises(raised) as error:
     found.end_with_signal()
   assert getattr(error.value, "code", None) == code
+
+
+def test_packages_are_those_of_this_checkout(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.delenv("PYTHONPATH", raising=False)
+  # Without site packages, where an installation could be found.
+  assert process.run(["-S", "-c", "import settings"]).fault == ""

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -153,6 +154,11 @@ def test_numbers_may_be_those_of_numpy():
   made = ModelConfig(kind="decoder", **numbers)
   assert made == plain
   assert type(made.features) is int
+  numbers["features"] = jnp.array(SIZES["features"])
+  assert ModelConfig(kind="decoder", **numbers) == plain
+  for window in (np.array([4, 2]), jnp.array([4, 2]), [np.int64(4), 2]):
+    config = AttentionConfig("sliding_window", {"window": window})
+    assert config.options == {"window": (4, 2)}
 
 
 def test_what_is_around_layers_is_written_and_read():

@@ -65,3 +65,8 @@ def test_brackets_of_one_entry_stay():
   assert typed.split("[(1,2),3]") == ["(1,2)", "3"]
   assert typed.split("(64,)") == ["64"]
   assert typed.split("[]") == typed.split("") == []
+
+
+def test_a_text_that_python_cannot_parse_is_a_text():
+  text = "-" * 100_000 + "1"
+  assert typed.literal(text) == text

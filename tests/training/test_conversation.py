@@ -6,6 +6,7 @@ import pytest
 
 import models
 from settings.errors import ConfigError
+from tests.refusals import assert_refused
 from tests.training.tiny import config
 from training import experiment
 from training.inference.conversation import Conversation
@@ -77,6 +78,13 @@ def test_a_draw_follows_from_the_seed_and_the_turn(run, variables):
   ]
   assert answers[0] == answers[1] != answers[2]
   assert answers[0][0] != answers[0][1]
+
+
+def test_options_of_a_conversation(run, variables):
+  assert_refused(
+    lambda **options: Conversation(run, variables, **options),
+    *({"max_length": 0}, {"seed": -1}, {"batch_size": 2.5}),
+  )
 
 
 def test_an_end_is_where_an_answer_ends(run, variables):

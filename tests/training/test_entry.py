@@ -75,6 +75,7 @@ def _raised(error, cause=None):
       _raised(RuntimeError("save"), OSError(errno.EROFS, "no", "run/x")),
       "Read-only file system (run/x); allow",
     ),
+    (OSError(errno.EFBIG, "", "x"), "File too large (x); make room"),
     (OSError(errno.EDQUOT, "", "x"), "Disk quota exceeded (x); make room"),
     (OSError(errno.EACCES, "", "x"), "Permission denied (x); allow this user"),
     (OSError(errno.EPERM, "", "x"), "Operation not permitted (x); allow this"),

@@ -29,8 +29,8 @@ def free_port():
 
 
 @contextlib.contextmanager
-def running(count, workdir, *arguments, devices=2):
-  """Processes of one run, killed at the end at the latest."""
+def running(count, workdir, *arguments, devices=2, last=()):
+  """Processes of one run, killed at the end; the last has further arguments."""
   port = free_port()
   several = (f"--coordinator=localhost:{port}", f"--num_processes={count}")
   processes = [
@@ -42,6 +42,7 @@ def running(count, workdir, *arguments, devices=2):
         *several,
         f"--process_id={i}",
         *arguments,
+        *(last if i == count - 1 else ()),
       ],
       devices=devices,
     )
@@ -148,6 +149,18 @@ def test_one_is_killed(tmp_path):
   assert [code for code, _, _ in found] == [0, 0]
   assert "continues from the checkpoint of step" in found[0][1]
   assert digests(workdir, 400) == digests(whole, 400)
+
+
+def test_processes_with_different_configs_end(tmp_path):
+  """Each would update its copy of the parameters with its own rate."""
+  workdir = tmp_path / "run"
+  with running(
+    2, workdir, last=["--config.optimizer.learning_rate=0.5"]
+  ) as both:
+    found = ended(both)
+  assert [code for code, _, _ in found] == [2, 2]
+  assert all(error.startswith("config: differs") for _, _, error in found)
+  assert not workdir.exists()
 
 
 def test_a_silent_process_is_named(tmp_path):

@@ -113,7 +113,7 @@ def _report(kind: Any, error: Any, trace: Any) -> None:
     sys.__excepthook__(kind, error, trace)
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 

@@ -7,6 +7,7 @@ The first process (`jax.process_index() == 0`) writes the files of the run.
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import faulthandler
+import hashlib
 import os
 import pathlib
 import sys
@@ -123,6 +124,15 @@ def any_of(flag: bool) -> bool:
   if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def differs(text: str) -> bool:
+  """Whether processes have different texts; all processes must call this function."""
+  if jax.process_count() == 1:
+    return False
+  digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
+  digests = np.asarray(multihost_utils.process_allgather(digest))
+  return bool((digests != digests[0]).any())
 
 
 def total(numbers: np.ndarray) -> np.ndarray:

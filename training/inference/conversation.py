@@ -26,7 +26,7 @@ class Conversation:
     **options: options of `models.generate`.
 
   Raises:
-    ConfigError: the model has no decoder.
+    ConfigError: the model has no decoder, or an option is not valid.
   """
 
   def __init__(
@@ -39,6 +39,9 @@ class Conversation:
     **options: Any,
   ):
     generation.check_decodes(experiment)
+    generation.check_options(
+      {"max_length": max_length, "seed": seed, "batch_size": 1} | options
+    )
     self._experiment, self._variables = experiment, variables
     self._max_length, self._seed = max_length, seed
     self._options = options
@@ -60,7 +63,7 @@ class Conversation:
       self._variables,
       [line],
       max_length=self._max_length,
-      seed=self._seed + self._turn - 1,
+      seed=(self._seed + self._turn - 1) % 2**31,
       batch_size=1,
       **self._options,
     )

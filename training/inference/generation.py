@@ -104,7 +104,7 @@ def generate_lines(
   """
   check_decodes(experiment)
   counts = {"max_length": max_length, "seed": seed, "batch_size": batch_size}
-  _check_options(counts | options)
+  check_options(counts | options)
   task = experiment.task
   has_source = experiment.config.model.layout != "decoder"
   ids = _encode(task, lines, _limit(experiment))
@@ -169,7 +169,7 @@ _KINDS = {
 """The numeric options of `generate_lines`."""
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
   """Raises ConfigError for an unknown option, or a number that is not in its range."""
   for name, value in options.items():
     if name not in (*_KINDS, "method"):

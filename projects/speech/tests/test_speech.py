@@ -345,6 +345,7 @@ LINES, FOURTH = "transcripts.tsv", "4.wav"
   [
     (LINES, None, "said: no transcripts.tsv, with a line FILE<tab>TEXT for ea"),
     (LINES, b"0.wav\tone\n0.wav\ttwo\n", ", line 2: 0.wav appears twice"),
+    (LINES, b"0.wav\tone\n./0.wav\ttwo\n", "2: ./0.wav appears twice"),
     (LINES, b"0.wav one\n", "transcripts.tsv, line 1: expected"),
     (LINES, b"0.wav\tab\n", "expected at least 2 recordings"),
     (LINES, b"", "expected at least 2 recordings"),
@@ -392,6 +393,8 @@ def test_configs_that_cannot_be():
     *({"source": ""}, {"path": "", "source": "folder"}, {"path": "/tmp"}),
     *({"sample_rate": 2000}, {"max_digits": 4, "min_digits": 5}),
     *({"snr": float("nan")}, {"bands": 1}, {"held_out": 1.0}),
+    {"snr": -1e4},
+    {"sample_rate": 100, "source": "folder", "path": "x"},
     # What nothing reads is refused.
     *({"held_out": 0.5}, {"text_feature": "label"}),
     {"snr": 3.0, "source": "folder", "path": "x"},

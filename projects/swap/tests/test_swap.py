@@ -3,17 +3,26 @@
 import csv
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import models
-from projects.swap import finetune, measure, records, scores, source, variant
+from projects.swap import (
+  finetune,
+  measure,
+  records,
+  scores,
+  source,
+  transfer,
+  variant,
+)
 from projects.swap.settings import Settings
 from projects.swap.tests import swap_cases as cases
 from settings.errors import ConfigError, RunError
 from tests import commands
-from training import experiment_config, workdir
+from training import experiment_config, ownership, workdir
 
 HYBRID = "window_linear:window=4"
 FLAGS = ("--keep=1", "--transfer_steps=10")
@@ -97,6 +106,41 @@ def test_the_page_names_every_mechanism_and_has_its_figures(finished):
   stems, kinds = ("quality-cost", "layers", "maps"), ("png", "svg")
   pictures = {f"{stem}.{kind}" for stem in stems for kind in kinds}
   assert {path.name for path in (out / "plots").iterdir()} == pictures
+
+
+@pytest.mark.thorough
+def test_a_mechanism_that_fails_does_not_keep_the_others_waiting(
+  finished, place, tmp_path
+):
+  out = shutil.copytree(finished[0], tmp_path / "out")
+  busy = out / records.RUNS / "flash-keep-1"
+  busy.mkdir()
+  with ownership.lock(busy):
+    attention = "--attention=flash,linear"
+    code, _, error = swap(place, f"--workdir={out}", attention, *FLAGS)
+  assert (code, error) == (0, "")
+  failed, done = (
+    row for row in rows(out) if row["attention"] in ("flash", "linear")
+  )
+  assert (failed["finetune_loss"], bool(done["finetune_loss"])) == ("", True)
+  assert "flash-keep-1: workdir: another process writes" in failed["reason"]
+
+
+@pytest.mark.thorough
+def test_a_transfer_that_diverges_is_not_used(place, tmp_path, monkeypatch):
+  def diverge(model, variables, attention, mechanisms, *batches, **options):
+    return jax.tree.map(lambda leaf: leaf * np.nan, mechanisms)
+
+  monkeypatch.setattr(transfer, "fit", diverge)
+  asked = cases.settings("gpt2", place, transfer_steps=1, attention=HYBRID)
+  model, (choice,) = source.read(asked), asked.choices(20)
+  record = measure.mechanism(model, choice, asked, tmp_path)
+  assert record["notes"]["transfer"].startswith("diverged")
+  (row,) = record["swaps"]
+  assert "transfer_loss" not in row
+  p = models.load_pretrained(tmp_path / "models" / row["folder"])
+  found = scores.score(model, p.model, p.variables)
+  assert found["loss"] == pytest.approx(row["loss"], rel=1e-5)
 
 
 @pytest.mark.thorough

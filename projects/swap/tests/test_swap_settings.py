@@ -48,6 +48,7 @@ def test_faults():
     refused,
     *({name: ""} for name in ("weights", "text", "attention")),
     *({"attention": x} for x in ("lsh,lsh", "lsh:chunk_size=8:x")),
+    {"attention": "moba:top_k=(4,2),moba:top_k=[4,2]"},
     *({"context": 1}, {"length": 0}, {"batch_size": 0}, {"batches": -1}),
     *({"transfer_steps": -1}, {"transfer_rate": 0.0}),
     {"finetune_rate": float("nan")},

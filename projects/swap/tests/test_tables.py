@@ -8,6 +8,7 @@ import pytest
 from comparison.analysis.summary import Cost
 from projects.swap import figures, records, report, rows
 from projects.swap.settings import Settings
+from settings.errors import ConfigError
 
 
 def test_a_cell_is_in_the_unit_of_its_column():
@@ -97,7 +98,8 @@ def test_rows_have_the_last_of_each_number():
 def test_a_record_in_one_line():
   assert [*map(rows.line, FOUND)] == [
     "own: loss 2.0000 (2 layers kept)",
-    "lsh (num_rounds=2): loss 4.0000 → 3.0000, loss 2.5000 (1 layer kept)",
+    "lsh (num_rounds=2): loss 4.0000 → 3.0000, loss 2.5000 (1 layer kept); "
+    "map: too long",
     "path: loss 800.0000 → 4.0000 → 1.0000 (2 layers kept)",
     "flash: not causal",
   ]
@@ -147,6 +149,15 @@ def test_layers_are_relative_to_the_model_as_it_is():
       **{"loss_added": 0.5, "transfer_loss": 2.5, "transfer_loss_added": 0.25},
     }
   ]
+
+
+def test_a_record_of_another_spelling_is_not_replaced(tmp_path):
+  (tmp_path / records.RECORDS).mkdir()
+  label = "sliding_window:window=(4,2)"
+  records.write(tmp_path, {"attention": label, "loss": 1.5})
+  assert records.read(tmp_path, label)["loss"] == 1.5
+  with pytest.raises(ConfigError, match="already has the results of"):
+    records.read(tmp_path, "sliding_window:window=[4,2]")
 
 
 def test_records_are_in_the_order_of_the_registry(tmp_path):

@@ -4,6 +4,8 @@ import functools
 import io
 import itertools
 import math
+import os
+import shutil
 import struct
 import sys
 import zlib
@@ -267,6 +269,7 @@ def saved(mode, kind="png", size=(5, 6)):
     (saved("RGB"), "expected 6 × 5 × 1 pixels (height × width × channels), as"),
     (saved("L", size=(6, 5)), "as {cat}, got 5 × 6 × 1"),
     (lambda file: file.mkdir(), "Is a directory"),
+    (lambda file: file.symlink_to(file.with_name("7.png")), "the same file as"),
   ],
 )
 def test_a_faulty_file_is_named(folder, write, message):
@@ -287,6 +290,10 @@ def test_faults_of_a_folder_are_one_line(tmp_path):
     assert str(error.value).startswith(f"{folder}: ")
     return str(error.value)
 
+  for name in (b"a", b"caf\xe9"):  # Latin-1.
+    os.makedirs(os.fsencode(tmp_path / "y") + b"/" + name)
+  assert "names of classes in UTF-8" in fault(tmp_path / "y")
+  shutil.rmtree(tmp_path / "y")
   assert fault(tmp_path / "x").endswith("no such folder (task.path)")
   assert "at least 2 classes, got none" in fault(tmp_path)
   (tmp_path / "a").mkdir()
