@@ -260,6 +260,51 @@ def test_decode_and_prefill_refuse_what_they_would_misread(name, unchecked):
     assert_refused(functools.partial(prefill, lengths), ("lengths", {}))
 
 
+@pytest.mark.parametrize(
+  "name", ["dense", "linear", "sliding_window", "additive", "window_linear"]
+)
+def test_decode_and_prefill_refuse_rows_that_the_cache_does_not_have(
+  name, unchecked
+):
+  """jnp would broadcast one example, one head and one channel."""
+  record, dims = ATTENTIONS[name](), attention.Dims(2, 2, 8, 400)
+  variables = record.init(jax.random.key(0), dims)
+  cache, one_row = (
+    record.init_cache(variables, batch, 4, dims, jnp.float32)
+    for batch in (2, 1)
+  )
+  x = jnp.concatenate([X, X])
+  lengths = jnp.array([4, 3])
+  for run, length, more in (
+    (record.decode, 1, ()),
+    (record.prefill, 4, (lengths,)),
+  ):
+    y = x[:, :length]
+    for key, arrays, own in (
+      ("query", (y, y, y), one_row),
+      ("value|key", (y, y[:, :, :1], y[:, :, :1]), cache),
+      ("value", (y, y, y[..., :1]), cache),
+      ("key", (y, y[:1], y), cache),
+    ):
+      call = functools.partial(run, variables, own, *arrays, *more)
+      with pytest.raises(ValueError, match=f"^({key}): expected"):
+        call()
+
+
+@pytest.mark.parametrize("name", ["dense", "sliding_window", "latent"])
+def test_prefill_refuses_a_cache_that_it_would_overwrite(name):
+  record, dims = ATTENTIONS[name](), attention.Dims(2, 2, 8, 400, 16)
+  variables = record.init(jax.random.key(0), dims)
+  call = () if name == "latent" else (X, X)
+  gates = record.gates(variables, jnp.ones((1, 4, 16))) if not call else {}
+  prefill = functools.partial(record.prefill, variables, **gates)
+  call = X, *(call or (None, None)), np.array([2], np.uint8)
+  cache = prefill(record.init_cache(variables, 1, 4, dims, jnp.float32), *call)
+  assert cache.index.dtype == jnp.int32  # 8 bits would count to 255.
+  with pytest.raises(ValueError, match=r"^cache: .*empty cache.* 2 positions"):
+    prefill(cache, *call)
+
+
 @pytest.mark.parametrize("name", ["dense", "linear", "sliding_window"])
 def test_a_cache_and_lengths_may_be_constants_of_a_program(name):
   record, dims = ATTENTIONS[name](), attention.Dims(2, 2, 8, 400)
