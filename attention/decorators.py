@@ -319,14 +319,17 @@ def _cache_options_check(
 def _check_rows(cache: Any, arrays: Sequence[Any]) -> None:
   """Raises ValueError unless query, key and value have the sizes of the cache."""
   query, key, value = arrays
+  _, length, _, head_dim = query.shape
   batch = jax.tree.leaves(cache)[0].shape[0]
   expected = {"query": (batch, *query.shape[1:])}
+  rows = getattr(cache, "value", None)
+  has_rows = rows is not None and rows.ndim == 4
   if value is not None:
-    rows = getattr(cache, "value", value)
-    expected["value"] = (batch, query.shape[1], *rows.shape[2:])
+    sizes = rows.shape[2:] if has_rows else value.shape[2:]
+    expected["value"] = (batch, length, *sizes)
   if key is not None:
-    heads = expected["value"][2] if hasattr(cache, "value") else key.shape[2]
-    expected["key"] = (batch, query.shape[1], heads, query.shape[3])
+    heads = rows.shape[2] if has_rows else key.shape[2]
+    expected["key"] = (batch, length, heads, head_dim)
   for name, x in zip(_QKV, arrays, strict=True):
     if x is not None and x.shape != expected[name]:
       raise ValueError(

@@ -128,6 +128,7 @@ def test_options_are_taken_or_refused():
 
 
 X = jnp.ones((1, 4, 2, 8))
+GATED = attention.gated_linear_attention
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -387,6 +388,49 @@ def test_a_factory_or_record_that_is_given_arrays_says_apply(name):
       TypeError, match=r"call mechanism\.apply\(variables, que"
     ):
       record(*args, **options)
+
+
+def test_attention_weights_of_an_affine_function_and_of_more_value_heads(
+  unchecked,
+):
+  """A part of the result from a state is no weight of a value."""
+  rng = np.random.default_rng(0)
+  query, key = rng.standard_normal((2, 2, 4, 2, 4), np.float32)
+  value, state = (
+    rng.standard_normal(shape, np.float32)
+    for shape in ((2, 4, 4, 4), (2, 4, 4, 4))
+  )
+  call = {"log_decay": -np.abs(value[..., 0])}
+  run = functools.partial(attention.attention_weights, GATED, query, key)
+  expected = np.einsum(
+    "btnh,bsnh->bnts", np.repeat(query, 2, 2), np.repeat(key, 2, 2)
+  )
+  total = np.cumsum(call["log_decay"], axis=1).swapaxes(1, 2)
+  expected *= 0.5 * np.tril(np.exp(total[..., None] - total[..., None, :]))
+  for more in ({}, {"initial_state": state}):
+    weights = run(value, **call, **more)
+    np.testing.assert_allclose(weights, expected, atol=1e-5)
+  with pytest.raises(ValueError, match=r"^value: .*initial_state"):
+    run(**call, initial_state=state)
+  with pytest.raises(ValueError, match=r"^log_decay: ") as error:
+    run(**call)
+  assert "2 heads" in error.value.__notes__[-1]
+  with pytest.raises(ValueError, match=r"^fn: expected one array.* tuple"):
+    run(value, **call, return_state=True)
+  with pytest.raises(ValueError, match=r"^key: expected 4 axes"):
+    attention.attention_weights(GATED, query, key[0], **call)
+
+
+@pytest.mark.parametrize("name", ["mlstm", "log_linear"])
+def test_a_state_of_another_type_is_refused(name):
+  gates = {
+    "mlstm": {"log_input": X[..., 0]},
+    "log_linear": {"level_scales": X},
+  }[name]
+  function = getattr(attention, f"{name}_attention")
+  call = {"log_decay": -X[..., 0], "initial_state": jnp.zeros((1, 2, 8, 8))}
+  with pytest.raises(ValueError, match=r"^initial_state: expected an? .*State"):
+    function(X, X, X, **call, **gates)
 
 
 def test_a_record_is_no_attention_function(unchecked):
