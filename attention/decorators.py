@@ -323,13 +323,15 @@ def _check_rows(cache: Any, arrays: Sequence[Any]) -> None:
   batch = jax.tree.leaves(cache)[0].shape[0]
   expected = {"query": (batch, *query.shape[1:])}
   rows = getattr(cache, "value", None)
-  has_rows = rows is not None and rows.ndim == 4
+  heads = None
+  if rows is not None and rows.ndim == 4:  # Not a single row, as in a state.
+    heads = rows.shape[2] // getattr(cache, "rows_per_head", 1)
   if value is not None:
-    sizes = rows.shape[2:] if has_rows else value.shape[2:]
+    sizes = value.shape[2:] if heads is None else (heads, rows.shape[3])
     expected["value"] = (batch, length, *sizes)
   if key is not None:
-    heads = rows.shape[2] if has_rows else key.shape[2]
-    expected["key"] = (batch, length, heads, head_dim)
+    key_heads = key.shape[2] if heads is None else heads
+    expected["key"] = (batch, length, key_heads, head_dim)
   for name, x in zip(_QKV, arrays, strict=True):
     if x is not None and x.shape != expected[name]:
       raise ValueError(

@@ -262,7 +262,8 @@ def test_decode_and_prefill_refuse_what_they_would_misread(name, unchecked):
 
 
 @pytest.mark.parametrize(
-  "name", ["dense", "linear", "sliding_window", "additive", "window_linear"]
+  "name",
+  ["dense", "linear", "sliding_window", "additive", "differential"],
 )
 def test_decode_and_prefill_refuse_rows_that_the_cache_does_not_have(
   name, unchecked
