@@ -316,6 +316,30 @@ def _cache_options_check(
   return check
 
 
+def _check_rows(cache: Any, arrays: Sequence[Any]) -> None:
+  """Raises ValueError unless query, key and value have the sizes of the cache."""
+  query, key, value = arrays
+  _, length, _, head_dim = query.shape
+  batch = jax.tree.leaves(cache)[0].shape[0]
+  expected = {"query": (batch, *query.shape[1:])}
+  rows = getattr(cache, "value", None)
+  heads = None
+  if rows is not None and rows.ndim == 4:  # Not a single row, as in a state.
+    heads = rows.shape[2] // getattr(cache, "rows_per_head", 1)
+  if value is not None:
+    sizes = value.shape[2:] if heads is None else (heads, rows.shape[3])
+    expected["value"] = (batch, length, *sizes)
+  if key is not None:
+    key_heads = key.shape[2] if heads is None else heads
+    expected["key"] = (batch, length, key_heads, head_dim)
+  for name, x in zip(_QKV, arrays, strict=True):
+    if x is not None and x.shape != expected[name]:
+      raise ValueError(
+        f"{name}: expected {list(expected[name])}, as the cache and the query have, "
+        f"got shape {x.shape}"
+      )
+
+
 def _with_cache_checks(record: Attention) -> Attention:
   """Adds checks of the arguments of `decode` and `prefill`.
 
@@ -349,6 +373,7 @@ def _with_cache_checks(record: Attention) -> Attention:
           f"{name}: decode expected one position [B, 1, heads, features], got shape "
           f"{x.shape}"
         )
+    _check_rows(cache, arrays)
     capacity = capacity_of(cache)
     if capacity is None:
       return decode(variables, cache, *arrays, **call)
@@ -368,6 +393,7 @@ def _with_cache_checks(record: Attention) -> Attention:
     checks.check_call(
       {"query": query, "lengths": lengths}, _PREFILL, needed=_PREFILL
     )
+    _check_rows(cache, (query, key, value))
     capacity, length = capacity_of(cache), query.shape[1]
     if not programs.is_traced(lengths):
       known = np.asarray(lengths)
@@ -379,6 +405,15 @@ def _with_cache_checks(record: Attention) -> Attention:
         )
     if capacity is not None and length > capacity:
       raise_full(capacity, length - 1)
+    index = getattr(cache, "index", 0)  # A tuple has a method of this name.
+    is_known = not callable(index) and not programs.is_traced(index)
+    if is_known and np.asarray(index).any():
+      raise ValueError(
+        "cache: prefill expected an empty cache, which it overwrites, got one with "
+        f"{np.max(index)} positions; give further positions to decode"
+      )
+    # The index of the cache, which counts further in this dtype.
+    lengths = jnp.asarray(lengths, jnp.int32)
     return prefill(variables, cache, query, key, value, lengths, **call)
 
   return record._replace(

@@ -19,6 +19,7 @@ from attention.dense import decode as decode_dense
 from attention.dense import dense
 from attention.mechanism import Attention
 from attention.softmax import own_logits
+from attention.softmax.cache import DenseCache
 from attention.softmax.cache import init_cache as init_dense
 from attention.softmax.cache import prefill as prefill_dense
 from attention.softmax.logits import Logits
@@ -137,6 +138,13 @@ def _difference(out: Array, weight: Array | float) -> Array:
   return difference.astype(out.dtype)
 
 
+class HalfHeadCache(DenseCache):
+  """The halves of each key head, and twice the values of each head."""
+
+  __slots__ = ()
+  rows_per_head = 2
+
+
 @attention_factory
 def differential(start: float = 0.8) -> Attention:
   """The mechanism of `differential_attention`.
@@ -187,7 +195,7 @@ def differential(start: float = 0.8) -> Attention:
       head_dim=dims.head_dim // 2,
       value_dim=dims.values,
     )
-    return init_dense(batch, max_length, half_heads, dtype)
+    return HalfHeadCache(*init_dense(batch, max_length, half_heads, dtype))
 
   def decode(variables, cache, query, key, value, *, scale=None):
     out, cache = decode_dense(
@@ -198,7 +206,7 @@ def differential(start: float = 0.8) -> Attention:
   def prefill(variables, cache, query, key, value, lengths, *, scale=None):
     del variables, scale
     _, key, value = _split_heads(query, key, value)
-    return prefill_dense(cache, key, value, lengths)
+    return HalfHeadCache(*prefill_dense(cache, key, value, lengths))
 
   return Attention(
     init=init,

@@ -256,6 +256,12 @@ def feature_mechanism(
     return empty_state(batch, dims.num_kv_heads, phi, dims.values)
 
   def prefill(variables, state, query, key, value, lengths, *, scale=None):
+    kv_heads, width = state.sums.shape[1:3]
+    expected = *key.shape[:2], kv_heads, width - 1
+    if value.shape != expected:
+      raise ValueError(
+        f"value: expected {list(expected)}, as the cache has, got shape {value.shape}"
+      )
     keep = jnp.arange(key.shape[1])[None, :] < lengths[:, None]
     _, key = project_qk(variables, query, key, keep=keep)
     phi = map_features(variables, key, scale)

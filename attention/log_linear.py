@@ -147,6 +147,10 @@ def _recurrence(
   if initial_state is None:
     sums = jnp.zeros_like(value, shape=(*shape[:-3], num_used, *shape[-2:]))
     count = jnp.zeros_like(keep, jnp.int32, shape=lead)
+  elif not isinstance(initial_state, LevelState):
+    raise ValueError(
+      f"initial_state: expected a LevelState, got {type(initial_state).__name__}"
+    )
   else:
     sums, count = initial_state
     expected, got = (shape, lead), (sums.shape, count.shape)

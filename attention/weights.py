@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+import numpy as np
 
 from attention.mechanism import Attention
 
@@ -30,7 +31,8 @@ def attention_weights(
     key: `[B, S, K, H]`; None for an `Attention.apply` whose query is also its key
       ('shared_qk') or that computes its own keys ('own_keys').
     value: the values at which to differentiate a function that is not linear in them,
-      such as `ttt_linear_attention`; None for all others.
+      such as `ttt_linear_attention`, that has an `initial_state`, or whose values have
+      more heads than its keys; None for all others.
     **options: passed to `fn`. The identity also replaces the values of `global_qkv`, so
       A assumes that both are the same.
 
@@ -38,7 +40,8 @@ def attention_weights(
     `[B, N, T, S]` in the dtype of `query`.
 
   Raises:
-    ValueError: `fn` is not a function.
+    ValueError: `fn` is not a function, or does not return one array; an array has
+      another rank; or there is an `initial_state` without values.
 
   Cost: one call of `fn` with values of width S, so at least B·N·T·S memory for any
   `fn`; with `value` S·V derivatives. It is meant for plots and tests.
@@ -48,16 +51,49 @@ def attention_weights(
       f"fn: expected an attention function, got {type(fn).__name__}; for a mechanism "
       "give functools.partial(mechanism.apply, variables)"
     )
+  for name, x in (("query", query), ("key", key), ("value", value)):
+    if x is not None and np.ndim(x) != 4:
+      raise ValueError(
+        f"{name}: expected 4 axes [B, length, heads, width], got shape {np.shape(x)}"
+      )
   if value is not None:
-    return _derivative(lambda x: fn(query, key, x, **options), value)
-  batch, source_length, num_kv_heads, _ = (query if key is None else key).shape
+    return _derivative(
+      lambda x: _one_array(fn(query, key, x, **options)), jnp.asarray(value)
+    )
+  if options.get("initial_state") is not None:
+    raise ValueError(
+      "value: expected the values of the call, as initial_state has their width and "
+      "adds to the result, got None"
+    )
+  query = jnp.asarray(query)
+  batch, source_length, num_kv_heads, _ = np.shape(
+    query if key is None else key
+  )
   identity = jnp.broadcast_to(
     jnp.eye(source_length, dtype=query.dtype)[None, :, None, :],
     (batch, source_length, num_kv_heads, source_length),
   )
   if options.get("global_qkv") is not None:
     options["global_qkv"] = (*options["global_qkv"][:2], identity)
-  return jnp.moveaxis(fn(query, key, identity, **options), 2, 1)
+  try:
+    out = fn(query, key, identity, **options)
+  except ValueError as error:
+    error.add_note(
+      f"attention_weights gave values of the key's {num_kv_heads} heads and of width "
+      f"{source_length}; with the option value, it gives those values."
+    )
+    raise
+  return jnp.moveaxis(_one_array(out), 2, 1)
+
+
+def _one_array(out: Any) -> Array:
+  """Raises ValueError if a function returns more than one array."""
+  if not hasattr(out, "shape"):
+    raise ValueError(
+      f"fn: expected one array as its result, got a {type(out).__name__}; leave out "
+      "options such as return_lse and return_state"
+    )
+  return out
 
 
 def _derivative(fn, value):

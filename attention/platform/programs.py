@@ -52,6 +52,11 @@ def cached_jit(function: Callable[P, R]) -> Callable[P, R]:
       _ARRAY if isinstance(x, jax.Array | np.ndarray) else x for x in leaves
     )
     if any(map(callable, static)):
+      # NumPy's arrays cannot be indexed by the traced numbers of a loop.
+      leaves = [
+        jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in leaves
+      ]
+      args, options = structure.unflatten(leaves)
       return function(*args, **options)
     types = tuple(map(type, static))  # 1, 1.0 and True are equal.
     key = function, structure, static, types, backend.name()

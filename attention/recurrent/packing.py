@@ -173,14 +173,18 @@ def first_states(state: Any, empty: Any, what: str) -> Any:
   """The initial state, a named tuple of arrays; None is the `empty` one.
 
   Raises:
-    ValueError: its arrays have other shapes; the message calls them `what`.
+    ValueError: it has another type, or its arrays have other shapes; the message calls
+      it `what`.
   """
   if state is None:
     return empty
+  if not isinstance(state, type(empty)):
+    kind = type(state).__name__
+    raise ValueError(f"initial_state: expected {what}, got {kind}")
   expected, got = (tuple(x.shape for x in y) for y in (empty, state))
   if got != expected:
     raise ValueError(f"initial_state: expected {what} of {expected}, got {got}")
-  return state
+  return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), state, empty)
 
 
 def results(

@@ -21,6 +21,7 @@ class DenseCache(NamedTuple):
     grows: a class attribute, not a field. If True, the first array of the cache has one
       row on axis 1 for each of max_length positions, and the cache is full when `index`
       reaches their number. If an int, each row serves that many positions.
+    rows_per_head: a class attribute: the heads of the cache for each key/value head.
   """
 
   key: Float[Array, "B S K H"]
@@ -28,6 +29,7 @@ class DenseCache(NamedTuple):
   index: Int[Array, "B"]
   forget_bias: Float[Array, "B S N"] | None = None
   grows = True
+  rows_per_head = 1
 
 
 def init_cache(

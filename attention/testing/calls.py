@@ -13,8 +13,8 @@ class Case(NamedTuple):
   """The sizes and the options of a random call.
 
   Options have the names of `supports`. Other options are 'scale', 'global_qkv', the
-  single tables of 'relative', 'relative_keys_by_head', 'relative_queries_by_head' and
-  'sinks_by_query'. The sizes are T, S (None is T), K, V, B, N and H.
+  single tables of 'relative', 'relative_keys_by_head', 'relative_queries_by_head',
+  'sinks_by_query' and 'mask_of_all_examples'. The sizes are T, S (None is T), K, V, B, N and H.
   """
 
   options: tuple[str, ...] = ()
@@ -76,6 +76,7 @@ class Case(NamedTuple):
       "causal": lambda: {"is_causal": True},
       "scale": lambda: {"scale": 0.2},
       "mask": lambda: {"mask": rng.random((B, 1, 1, S)) < 0.7},
+      "mask_of_all_examples": lambda: {"mask": rng.random((1, 1, 1, S)) < 0.7},
       "full_mask": lambda: {"mask": rng.random((B, N, T, S)) < 0.5},
       "segments": lambda: {
         "query_segment_ids": segments(T),

@@ -66,7 +66,7 @@ def _steps(mechanism, variables, cache, qkv):
 def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
   """Decoding in `jax.lax.scan` must equal the causal call.
 
-  This also holds with relative_bias, relative_keys and relative_queries, and with
+  This also holds with scale, relative_bias, relative_keys and relative_queries, and with
   score_mod and mask_mod, if `supports` has them; in these functions, t is the position
   of the query, and s are the positions of the keys in the cache. Values have the width
   `Dims.value_dim`. Every leaf of the cache has a leading axis B, and its shape and
@@ -75,6 +75,7 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
   or an example depends on others of its batch.
   """
   names = (
+    "scale",
     "relative_bias",
     "relative_keys_by_head",
     "relative_queries_by_head",
@@ -96,7 +97,9 @@ def decoding_equals_the_causal_call(mechanism: Mechanism) -> None:
   @jax.jit
   def decode(variables, cache, qkv):
     call = options(jnp.asarray(table))
-    call |= {name: jnp.asarray(x) for name, x in tables.items()}
+    call |= {
+      name: jnp.asarray(x) for name, x in tables.items() if name != "scale"
+    }
 
     def step(cache, position):
       arrays = mechanism.three([x[:, None] for x in position])

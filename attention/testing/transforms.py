@@ -205,6 +205,43 @@ def sharded_batch(mechanism: Mechanism) -> None:
   _same_gradients(gradient, expected_gradient)
 
 
+@law("sequence", every_setting=False)
+def sequence_shards(mechanism: Mechanism) -> None:
+  """Shards of a sequence, with axis_name, must give the results of the whole.
+
+  This holds for values and gradients. With one device there is only one shard; set
+  XLA_FLAGS=--xla_force_host_platform_device_count=8.
+  """
+  length, is_causal = 64, mechanism.directions[-1]
+  qkv, call = mechanism.draw_masked(length)
+  variables = mechanism.variables(Case(length=length).dims)
+  rows, by_option = jax.P(None, "batch"), {"mask": jax.P(*[None] * 3, "batch")}
+  specs = {name: by_option.get(name, rows) for name in call}
+
+  def shard(variables, qkv, call):
+    call = {"is_causal": is_causal, "axis_name": "batch", **call}
+    return mechanism.apply(variables, qkv, **call)
+
+  run = jax.shard_map(
+    shard,
+    mesh=mesh_of_rows(),
+    in_specs=(jax.P(), rows, specs),
+    out_specs=rows,
+  )
+
+  @jax.jit
+  def results(variables, qkv, call):
+    out, vjp = jax.vjp(lambda qkv: run(variables, qkv, call), qkv)
+    return out, vjp(jnp.ones_like(out))[0]
+
+  out, gradient = results(variables, qkv, call)
+  expected, expected_gradient = backward(
+    mechanism, is_causal, qkv, call, dims=Case(length=length).dims
+  )
+  assert_close(out, expected, 1e-5)
+  _same_gradients(gradient, expected_gradient)
+
+
 @law()
 def attention_matrix(mechanism: Mechanism) -> None:
   """The result must be linear in `value`, with weights only for visible keys.

@@ -24,6 +24,7 @@ from attention.testing.mechanism import (
   together,
   vjp_program,
 )
+from attention.weights import attention_weights
 
 # Options that a mechanism does not support are omitted from a call. Each option is
 # combined with several others in both directions, with few programs to compile.
@@ -54,7 +55,9 @@ _CASES = {
     source_length=13,
     value_dim=11,
   ),
-  "causal_cross": Case(("causal", "mask"), length=7, source_length=13),
+  "causal_cross": Case(
+    ("causal", "mask_of_all_examples"), length=7, source_length=13
+  ),
   "fewer_keys": Case(("causal", "mask"), length=13, source_length=7),
   "global": Case(("global", "global_qkv", "mask", "scale"), value_dim=5),
   "causal_global": Case(
@@ -227,3 +230,62 @@ def values_of_more_heads(mechanism: Mechanism) -> None:
 
   expected = run(*(np.repeat(x, 2, axis=2) for x in (query, key)))
   assert_close(run(query, key), expected, 1e-6)
+
+
+@law("mods", every_setting=False)
+def mods(mechanism: Mechanism) -> None:
+  """`apply` with score_mod and mask_mod must equal the definition within 1e-5.
+
+  The functions get the indices of the example, the head, the query and the key, and the
+  score gets them before masks.
+  """
+  qkv, _ = mechanism.draw(Case())
+  variables = mechanism.variables(Case().dims)
+  call = {
+    "is_causal": mechanism.directions[0],
+    "score_mod": lambda x, b, n, t, s: x * (1.0 + 0.5 * b) - 0.2 * n * (t - s),
+    "mask_mod": lambda b, n, t, s: (t - s + n + b) % 3 != 1,
+  }
+  out = jax.jit(lambda *qkv: mechanism.apply(variables, qkv, **call))(*qkv)
+  assert_close(out, mechanism.define(variables, qkv, **call), 1e-5)
+
+
+@law("dropout", every_setting=False)
+def dropout(mechanism: Mechanism) -> None:
+  """Dropout must zero the given fraction of the weights, and scale up the others.
+
+  The others are divided by 1 − dropout_rate. Another dropout_rng must drop other
+  weights.
+  """
+  is_causal = mechanism.directions[-1]
+  qkv, _ = mechanism.draw(mechanism.limited(Case(batch=8)))
+  query, key, _ = mechanism.three(qkv)
+  apply = partial(mechanism.record.apply, mechanism.variables(Case().dims))
+
+  @partial(jax.jit, static_argnums=2)
+  def weights(qk, seed, rate):
+    call = {"is_causal": is_causal, "dropout_rate": rate}
+    rng = jax.random.key(seed)
+    return attention_weights(apply, *qk, **call, dropout_rng=rng)
+
+  whole, dropped, other = (
+    np.asarray(weights((query, key), seed, rate), np.float64)
+    for seed, rate in ((0, 0.0), (0, 0.4), (1, 0.4))
+  )
+  require(
+    (dropped != other).any(), "another dropout_rng drops the same weights"
+  )
+  sums = dropped.sum() / whole.sum()
+  require(
+    abs(sums - 1.0) < 0.1,
+    f"the weights that remain sum to {sums:.2f} of the weights without dropout, "
+    "expected 1 ± 0.1",
+  )
+  # The variance of a weight w is w² · rate / (1 − rate), or less if w is a sum of
+  # several weights, as in LSH attention.
+  variance = ((dropped - whole) ** 2).sum() / (whole**2).sum()
+  require(
+    0.15 < variance < 0.8,
+    f"the variance of the weights is {variance:.2f} of their squares, expected at "
+    "most 0.67 for dropout_rate=0.4",
+  )

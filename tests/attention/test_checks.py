@@ -128,6 +128,7 @@ def test_options_are_taken_or_refused():
 
 
 X = jnp.ones((1, 4, 2, 8))
+GATED = attention.gated_linear_attention
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -260,6 +261,52 @@ def test_decode_and_prefill_refuse_what_they_would_misread(name, unchecked):
     assert_refused(functools.partial(prefill, lengths), ("lengths", {}))
 
 
+@pytest.mark.parametrize(
+  "name",
+  ["dense", "linear", "sliding_window", "additive", "differential"],
+)
+def test_decode_and_prefill_refuse_rows_that_the_cache_does_not_have(
+  name, unchecked
+):
+  """jnp would broadcast one example, one head and one channel."""
+  record, dims = ATTENTIONS[name](), attention.Dims(2, 2, 8, 400)
+  variables = record.init(jax.random.key(0), dims)
+  cache, one_row = (
+    record.init_cache(variables, batch, 4, dims, jnp.float32)
+    for batch in (2, 1)
+  )
+  x = jnp.concatenate([X, X])
+  lengths = jnp.array([4, 3])
+  for run, length, more in (
+    (record.decode, 1, ()),
+    (record.prefill, 4, (lengths,)),
+  ):
+    y = x[:, :length]
+    for key, arrays, own in (
+      ("query", (y, y, y), one_row),
+      ("value|key", (y, y[:, :, :1], y[:, :, :1]), cache),
+      ("value", (y, y, y[..., :1]), cache),
+      ("key", (y, y[:1], y), cache),
+    ):
+      call = functools.partial(run, variables, own, *arrays, *more)
+      with pytest.raises(ValueError, match=f"^({key}): expected"):
+        call()
+
+
+@pytest.mark.parametrize("name", ["dense", "sliding_window", "latent"])
+def test_prefill_refuses_a_cache_that_it_would_overwrite(name):
+  record, dims = ATTENTIONS[name](), attention.Dims(2, 2, 8, 400, 16)
+  variables = record.init(jax.random.key(0), dims)
+  call = () if name == "latent" else (X, X)
+  gates = record.gates(variables, jnp.ones((1, 4, 16))) if not call else {}
+  prefill = functools.partial(record.prefill, variables, **gates)
+  call = X, *(call or (None, None)), np.array([2], np.uint8)
+  cache = prefill(record.init_cache(variables, 1, 4, dims, jnp.float32), *call)
+  assert cache.index.dtype == jnp.int32  # 8 bits would count to 255.
+  with pytest.raises(ValueError, match=r"^cache: .*empty cache.* 2 positions"):
+    prefill(cache, *call)
+
+
 @pytest.mark.parametrize("name", ["dense", "linear", "sliding_window"])
 def test_a_cache_and_lengths_may_be_constants_of_a_program(name):
   record, dims = ATTENTIONS[name](), attention.Dims(2, 2, 8, 400)
@@ -342,6 +389,49 @@ def test_a_factory_or_record_that_is_given_arrays_says_apply(name):
       TypeError, match=r"call mechanism\.apply\(variables, que"
     ):
       record(*args, **options)
+
+
+def test_attention_weights_of_an_affine_function_and_of_more_value_heads(
+  unchecked,
+):
+  """A part of the result from a state is no weight of a value."""
+  rng = np.random.default_rng(0)
+  query, key = rng.standard_normal((2, 2, 4, 2, 4), np.float32)
+  value, state = (
+    rng.standard_normal(shape, np.float32)
+    for shape in ((2, 4, 4, 4), (2, 4, 4, 4))
+  )
+  call = {"log_decay": -np.abs(value[..., 0])}
+  run = functools.partial(attention.attention_weights, GATED, query, key)
+  expected = np.einsum(
+    "btnh,bsnh->bnts", np.repeat(query, 2, 2), np.repeat(key, 2, 2)
+  )
+  total = np.cumsum(call["log_decay"], axis=1).swapaxes(1, 2)
+  expected *= 0.5 * np.tril(np.exp(total[..., None] - total[..., None, :]))
+  for more in ({}, {"initial_state": state}):
+    weights = run(value, **call, **more)
+    np.testing.assert_allclose(weights, expected, atol=1e-5)
+  with pytest.raises(ValueError, match=r"^value: .*initial_state"):
+    run(**call, initial_state=state)
+  with pytest.raises(ValueError, match=r"^log_decay: ") as error:
+    run(**call)
+  assert "2 heads" in error.value.__notes__[-1]
+  with pytest.raises(ValueError, match=r"^fn: expected one array.* tuple"):
+    run(value, **call, return_state=True)
+  with pytest.raises(ValueError, match=r"^key: expected 4 axes"):
+    attention.attention_weights(GATED, query, key[0], **call)
+
+
+@pytest.mark.parametrize("name", ["mlstm", "log_linear"])
+def test_a_state_of_another_type_is_refused(name):
+  gates = {
+    "mlstm": {"log_input": X[..., 0]},
+    "log_linear": {"level_scales": X},
+  }[name]
+  function = getattr(attention, f"{name}_attention")
+  call = {"log_decay": -X[..., 0], "initial_state": jnp.zeros((1, 2, 8, 8))}
+  with pytest.raises(ValueError, match=r"^initial_state: expected an? .*State"):
+    function(X, X, X, **call, **gates)
 
 
 def test_a_record_is_no_attention_function(unchecked):

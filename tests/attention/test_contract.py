@@ -29,6 +29,7 @@ _SOME = {
   "vmap_of_scanned_checkpoints": _OF_A_KIND,
   "forward_mode": _OF_A_BLOCK,
   "value_and_gradient[one_position]": _OF_A_BLOCK,
+  "sequence_shards": ("dense",),
 }
 """Laws of JAX's transformations and of one position, and the mechanisms of each kind
 of code that meet them."""

@@ -64,6 +64,15 @@ def test_values_are_the_definition(name):
     assert_close(out, definition(*qkv, **call, **more), 1e-5)
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_arrays_of_numpy_beside_a_mod(name):
+  """A loop indexes them by traced numbers."""
+  fast, definition = FUNCTIONS[name]
+  call = {"score_mod": far_falls, "relative_bias": np.eye(HEADS, 9)}
+  out = fast(*draw(37), **call, block_size=5)
+  assert_close(out, definition(*draw(37), **call), 1e-5)
+
+
 @pytest.mark.parametrize("name", ["flash", "window"])
 def test_gradients_reach_what_a_score_mod_closes_over(name):
   """Floats, and integers that have no gradient."""

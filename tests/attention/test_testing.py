@@ -68,6 +68,10 @@ def late(variables, cache, *qkv, **tables):
   return dense().decode(variables, cache._replace(index=index), *qkv, **tables)
 
 
+def without_scale(variables, cache, *qkv, scale=None, **call):
+  return dense().decode(variables, cache, *qkv, **call)
+
+
 def in_half_precision(variables, query, key, value, **call):
   query = query.astype(jnp.bfloat16).astype(query.dtype)
   return dense_attention(query, key, value, **call)
@@ -118,6 +122,32 @@ MISTAKES = {
     changed(decode=late),
     # The last step is beyond the cache.
     ("decoding_equals_the_causal_call", "is not finite"),
+  ),
+  "scale of decode": (
+    changed(decode=without_scale),
+    ("decoding_equals_the_causal_call", "with scale, .* is off by"),
+  ),
+  "dropout": (
+    applying(lambda call: call | {"dropout_rate": 0.0}),
+    ("dropout", "another dropout_rng drops the same weights"),
+  ),
+  "half of the dropout": (
+    applying(lambda call: call | {"dropout_rate": call["dropout_rate"] / 4}),
+    ("dropout", "expected"),
+  ),
+  "mods": (
+    applying(lambda call: call | {"score_mod": None}),
+    ("mods", "is off by"),
+  ),
+  "sequence": (
+    applying(lambda call: call | {"axis_name": None}),
+    ("sequence_shards", "is off by"),
+  ),
+  "one mask for all": (
+    applying(
+      lambda call: call | ({"mask": None} if len(call["mask"]) == 1 else {})
+    ),
+    ("value_and_gradient[causal_cross]", "is off by"),
   ),
   "digits": (
     changed(apply=in_half_precision),
