@@ -61,6 +61,13 @@ def copies(prefix: str) -> tuple[tuple[str, str], ...]:
   )
 
 
+def check_tied(hf_config: Mapping[str, Any], head: str) -> None:
+  """Raises ValueError if logits of tokens have a table of their own."""
+  tied = family.flag(hf_config, "tie_word_embeddings", True)
+  if head == "tokens" and not tied:
+    raise ValueError("tie_word_embeddings: expected True, got False")
+
+
 def encoder(
   hf_config: Mapping[str, Any], head: str, **others: Any
 ) -> ModelConfig:
@@ -76,8 +83,8 @@ def encoder(
     position_embedding_type="absolute",
     is_decoder=False,
     add_cross_attention=False,
-    tie_word_embeddings=True,
   )
+  check_tied(hf_config, head)
   dropout = family.number(hf_config, "hidden_dropout_prob", 0.1)
   # If a family replaces a field, its key is not read.
   read: dict[str, Callable[[], Any]] = {

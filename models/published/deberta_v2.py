@@ -119,6 +119,7 @@ DEBERTA_V2 = Family(
     "DebertaV2ForSequenceClassification": "class",
   },
   describe=describe,
+  needs_first_token=True,
   rows=lambda config: (
     *bert.embedding_rows("deberta.embeddings"),
     *family.table(

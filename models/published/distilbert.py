@@ -15,7 +15,7 @@ def describe(
 ) -> Description:
   """Implements `Family.describe`."""
   del names
-  family.only(hf_config, tie_word_embeddings=True)
+  bert.check_tied(hf_config, head)
   own: dict[str, Any] = {}
   if head == "class":
     own = {"pooler": True, "pooler_activation": "relu"}

@@ -174,6 +174,8 @@ class Family(NamedTuple):
       no trained model can be converted to the family.
     inputs: inputs that are not ids, by names in transformers -> names in a batch; the
       first is required.
+    needs_first_token: whether a masked first token, which a classifier reads, attends
+      to other positions in transformers than here.
     config_type: type of `Description.config`.
     rotary: type of layer -> its keys of rotary positions; None means no such positions.
     without_effect: keys of `config.json` that affect no logits -> the reason, in addition
@@ -195,6 +197,7 @@ class Family(NamedTuple):
   buffers: Callable[[Any], Mapping[str, np.ndarray]] = lambda config: {}
   to_json: Callable[[Description], dict[str, Any]] | None = None
   inputs: Mapping[str, str] | None = None
+  needs_first_token: bool = False
   config_type: type = ModelConfig
   rotary: Mapping[str | None, Any] | None = None
   without_effect: Mapping[str, str] = MappingProxyType({})

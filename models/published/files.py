@@ -106,6 +106,23 @@ def read_tensors(folder: Path) -> Tensors:
   return _read_file(path)
 
 
+def concatenate(tensors: Tensors) -> np.ndarray:
+  """Concatenates tensors along their first axis.
+
+  Raises:
+    ValueError: a tensor differs from the first one along another axis.
+  """
+  arrays = {name: tensor.read() for name, tensor in tensors.items()}
+  rest = next(iter(arrays.values())).shape[1:]
+  for name, x in arrays.items():
+    if not x.ndim or x.shape[1:] != rest:
+      raise ValueError(
+        f"{tensors[name].file}: {name}: expected rows of shape {rest}, got shape "
+        f"{x.shape}"
+      )
+  return np.concatenate([*arrays.values()])
+
+
 def write(
   folder: Path, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:

@@ -47,6 +47,7 @@ def to_batch(
   names: Mapping[str, str] | None,
   inputs: Mapping[str, Any],
   hf_config: Mapping[str, Any],
+  needs_first_token: bool = False,
 ) -> dict[str, Any]:
   """Converts inputs to a batch of `models.forward`.
 
@@ -56,6 +57,7 @@ def to_batch(
       inputs of text models.
     inputs: inputs by their names in transformers.
     hf_config: `config.json`.
+    needs_first_token: as in `Family`.
 
   Raises:
     ValueError: an input is unknown, missing, or differs from the ids in shape; there
@@ -86,6 +88,8 @@ def to_batch(
     if name not in given:
       raise ValueError(f"{name}: missing")
   _check_ids(given)
+  if needs_first_token:
+    _check_first_token(config, given.get("attention_mask"))
   batch = {
     names[name]: _indices(value)
     if name == "global_attention_mask"
@@ -143,6 +147,17 @@ def _check_ids(given: Mapping[str, Any]) -> None:
       others = value[(value != 0) & (value != 1)]
       if others.size:  # An additive mask (0 and -inf) would be inverted.
         raise ValueError(f"{name}: expected 0 and 1, got {others.flat[0]}")
+
+
+def _check_first_token(config: Any, mask: Any) -> None:
+  """Raises ValueError if a classifier reads a token that the mask hides."""
+  if mask is None or is_traced(mask) or config.head != "class":
+    return
+  if not config.output.mean_pooling and not mask[:, 0].all():
+    raise ValueError(
+      "attention_mask: expected 1 for the first token of each row, which the "
+      "classifier reads; pad on the right"
+    )
 
 
 def _check_values(model: Any, name: str, given: Mapping[str, Any]) -> Any:

@@ -1,8 +1,7 @@
 """Loads and saves published models."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
-import functools
 import os
 from pathlib import Path
 from types import MappingProxyType
@@ -71,8 +70,10 @@ class Pretrained(NamedTuple):
       ValueError: an input is unknown, missing, or differs from the ids in shape, or
         an id is outside the vocabulary.
     """
-    names = FAMILIES[self.family].inputs
-    batch = to_batch(self.model, names, inputs, self.config)
+    family = FAMILIES[self.family]
+    batch = to_batch(
+      self.model, family.inputs, inputs, self.config, family.needs_first_token
+    )
     out = forward(self.model, variables, batch)
     # The mean of DeiT's two heads.
     return out.mean(1) if self.model.config.head == "class" else out
@@ -197,10 +198,8 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
   )
   if text is not None:
     raw = texts.text_tensors(raw, text)
-  tensors, head = (
-    _by_table_name(family, raw),
-    family.architectures[architecture],
-  )
+  tensors = weights.by_table_name(family, raw)
+  head = family.architectures[architecture]
   try:
     description = family.describe(
       keys, weights.without_copies(family, tensors), head
@@ -288,7 +287,7 @@ def _to_published(
   """`config.json` and the tensors of a model."""
   family, ours = FAMILIES[p.family], p.model.config
   arrays = weights.write(family, p.model, p.variables)
-  _split_joined(family, arrays)
+  weights.split_joined(family, arrays)
   head = family.architectures[p.architecture]
   if head == "hidden":  # A base model's names have no prefix.
     arrays = {n.removeprefix(family.prefix): x for n, x in arrays.items()}
@@ -427,55 +426,13 @@ def _architecture(
     return family, cast(str, one)
   if family is not None:
     fault = f"model_type: expected {family.name!r}, that of {one}, got {kind!r}"
-  elif one is None:
+  elif names is None:
     fault = "architectures: missing; expected a list of one class"
+  elif one is None:
+    fault = f"architectures: expected a list of one class, got {names!r:.80}"
   else:
     fault = (
       f"architectures: {one!r} is not supported; docs/weights.md lists the "
       "supported ones"
     )
   raise ValueError(f"{folder / files.CONFIG}: {fault}")
-
-
-def _by_table_name(
-  family: Family, tensors: files.Tensors
-) -> dict[str, files.Tensor]:
-  """Returns the tensors by their names in the family's table."""
-  tidied = {}
-  for name, tensor in tensors.items():
-    new = name
-    if not name.startswith(f"{MECHANISMS}/"):
-      for old_ending, ending in family.renamed:
-        if new.endswith(old_ending):
-          new = new.removesuffix(old_ending) + ending
-      if new.partition(".")[0] in family.parts:
-        new = family.prefix + new
-    if new in tidied:
-      raise ValueError(f"{tensor.file}: {name} appears twice, under two names")
-    tidied[new] = tensor
-  for joined_suffix, suffixes in family.joined:
-    for first in [name for name in tidied if name.endswith(suffixes[0])]:
-      prefix = first.removesuffix(suffixes[0])
-      parts = [prefix + suffix for suffix in suffixes]
-      if all(part in tidied for part in parts):
-        readers = [tidied[part].read for part in parts]
-        read = functools.partial(_concatenate, readers)
-        tidied[prefix + joined_suffix] = files.Tensor(read, tidied[first].file)
-        for part in parts:
-          del tidied[part]
-  return tidied
-
-
-def _concatenate(readers: Sequence[Callable[[], np.ndarray]]) -> np.ndarray:
-  return np.concatenate([read() for read in readers])
-
-
-def _split_joined(family: Family, arrays: dict[str, np.ndarray]) -> None:
-  """Splits joined tensors into the tensors that files store, as transformers does."""
-  for joined_suffix, suffixes in family.joined:
-    for name in [name for name in arrays if name.endswith(joined_suffix)]:
-      array, count = arrays.pop(name), len(suffixes)
-      size = -(-len(array) // count)
-      parts = np.split(array, [size * i for i in range(1, count)])
-      for suffix, part in zip(suffixes, parts, strict=True):
-        arrays[name.removesuffix(joined_suffix) + suffix] = part

@@ -24,26 +24,32 @@ def describe(
   )
   counted = roberta.positions(hf_config)
   vocab_size = family.size(hf_config, "vocab_size")
+  positions = family.size(hf_config, "max_position_embeddings")
+  length = positions - counted["position_offset"]
   return Description(
     bert.encoder(
       hf_config,
       head,
       global_projections=True,
-      encoder_attention=_windows(hf_config),
+      encoder_attention=_windows(hf_config, length),
       **counted,
     ),
     vocab_size,
     vocab_size,
-    family.size(hf_config, "max_position_embeddings")
-    - counted["position_offset"],
+    length,
   )
 
 
 _Width = Annotated[int, Ge(2)]
 
 
-def _windows(hf_config: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
-  """Returns the mechanism of every layer, with half of the window on each side."""
+def _windows(
+  hf_config: Mapping[str, Any], length: int
+) -> tuple[AttentionConfig, ...]:
+  """Returns the mechanism of every layer, with half of the window on each side.
+
+  A window may be wider than the longest sequence.
+  """
   kind = _Width | list[_Width]
   widths = family.value(hf_config, "attention_window", kind)
   layers = family.size(hf_config, "num_hidden_layers")
@@ -55,7 +61,7 @@ def _windows(hf_config: Mapping[str, Any]) -> tuple[AttentionConfig, ...]:
       f"{widths}"
     )
   return tuple(
-    AttentionConfig("sliding_window", {"window": width // 2})
+    AttentionConfig("sliding_window", {"window": min(width // 2, length - 1)})
     for width in widths
   )
 

@@ -54,6 +54,13 @@ def describe(
     "index_norm_epsilon": epsilon,
     "index_rotary_dim": rotated,
   }
+  local, top = options["local_blocks"], options["top_k"]
+  if (
+    local > top
+  ):  # In transformers, it is undefined which of them are selected.
+    raise ValueError(
+      f"index_local_blocks: expected at most index_topk_blocks {top}, got {local}"
+    )
   kinds = llama.layer_types(hf_config, _SPARSE, lambda i: True)
   dense = AttentionConfig("dense")
   sparse = AttentionConfig("moba", options) if _SPARSE in kinds else dense

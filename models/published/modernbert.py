@@ -152,6 +152,7 @@ MODERNBERT = Family(
     "ModernBertForSequenceClassification": "class",
   },
   describe=describe,
+  needs_first_token=True,
   rows=lambda config: _rows(),
   prefix="model.",
   parts=("embeddings", "layers", "final_norm"),

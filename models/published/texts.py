@@ -139,9 +139,9 @@ def _join_parts(
     """Replaces the tensors named in `rows`, each row one expert, if all exist."""
     names = [x for row in rows for x in row]
     if all(x in tensors for x in names):
-      parts = [[tensors.pop(x) for x in row] for row in rows]
+      parts = [{x: tensors.pop(x) for x in row} for row in rows]
       read = functools.partial(_join, parts, name.endswith("_proj"))
-      tensors[name] = files.Tensor(read, parts[0][0].file)
+      tensors[name] = files.Tensor(read, parts[0][rows[0][0]].file)
 
   for name in [x for x in tensors if x.endswith(".gate_proj.weight")]:
     prefix = name.removesuffix("gate_proj.weight")
@@ -161,9 +161,13 @@ def _join_parts(
   return tensors
 
 
-def _join(
-  rows: Sequence[Sequence[files.Tensor]], is_stacked: bool
-) -> np.ndarray:
+def _join(rows: Sequence[files.Tensors], is_stacked: bool) -> np.ndarray:
   """Concatenates the tensors of each row, and stacks the rows of experts."""
-  arrays = [np.concatenate([x.read() for x in row]) for row in rows]
+  arrays = [files.concatenate(row) for row in rows]
+  for row, x in zip(rows, arrays, strict=True):
+    if x.shape != arrays[0].shape:
+      raise ValueError(
+        f"{next(iter(row.values())).file}: {', '.join(row)}: expected shape "
+        f"{arrays[0].shape}, got {x.shape}"
+      )
   return np.stack(arrays) if is_stacked else arrays[0]

@@ -31,6 +31,37 @@ _UNREAD = (
 """Regular expressions of buffers that no model needs."""
 
 
+def by_table_name(
+  family: Family, tensors: files.Tensors
+) -> dict[str, files.Tensor]:
+  """Returns the tensors of a folder by their names in the family's table.
+
+  Raises:
+    ValueError: two tensors get the same name.
+  """
+  tidied = {}
+  for name, tensor in tensors.items():
+    new = name
+    if not name.startswith(f"{MECHANISMS}/"):
+      for old_ending, ending in family.renamed:
+        if new.endswith(old_ending):
+          new = new.removesuffix(old_ending) + ending
+      if new.partition(".")[0] in family.parts:
+        new = family.prefix + new
+    if new in tidied:
+      raise ValueError(f"{tensor.file}: {name} appears twice, under two names")
+    tidied[new] = tensor
+  for joined_suffix, suffixes in family.joined:
+    for first in [name for name in tidied if name.endswith(suffixes[0])]:
+      prefix = first.removesuffix(suffixes[0])
+      parts = [prefix + suffix for suffix in suffixes]
+      if all(part in tidied for part in parts):
+        file, joined = tidied[first].file, {x: tidied.pop(x) for x in parts}
+        read = functools.partial(files.concatenate, joined)
+        tidied[prefix + joined_suffix] = files.Tensor(read, file)
+  return tidied
+
+
 def read(
   folder: Path,
   family: Family,
@@ -176,6 +207,17 @@ def write(
     for path, x in paths.items()
     if path not in written
   }
+
+
+def split_joined(family: Family, arrays: dict[str, np.ndarray]) -> None:
+  """Splits joined tensors into the tensors that files store, as transformers does."""
+  for joined_suffix, suffixes in family.joined:
+    for name in [name for name in arrays if name.endswith(joined_suffix)]:
+      array, count = arrays.pop(name), len(suffixes)
+      size = -(-len(array) // count)
+      parts = np.split(array, [size * i for i in range(1, count)])
+      for suffix, part in zip(suffixes, parts, strict=True):
+        arrays[name.removesuffix(joined_suffix) + suffix] = part
 
 
 def _rows(family: Family, model: Any) -> Iterator[Row]:

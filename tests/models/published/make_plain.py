@@ -264,6 +264,7 @@ CHANGES = {
   "opt": [{"activation_function": None}],
   "distilbert_masked": [{"activation": None}],
   "electra_masked": [{"hidden_act": None}, {"layer_norm_eps": 0.1}],
+  "longformer": [{"attention_window": 400}],
   "deberta_v2": [
     {"max_relative_positions": 30},
     {"layer_norm_eps": None},
@@ -319,6 +320,8 @@ def main(chosen):
         inputs["attention_mask"][2] = 1
       case(HERE / name, kind, config, inputs)
       change(HERE / name, kind)
+  if "longformer" in chosen or not chosen:  # A folder of `make_fixtures.py`.
+    change(HERE / "longformer", "LongformerForMaskedLM")
 
 
 if __name__ == "__main__":

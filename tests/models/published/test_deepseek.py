@@ -236,3 +236,9 @@ def test_configs_that_are_not_read(values, message, tmp_path):
 def test_an_indexer_is_at_least_as_wide_as_its_rotation(case, name, tmp_path):
   message = f"{tmp_path / 'config.json'}: {name}"
   assert_not_read(case, tmp_path, message, index_head_dim=2)
+
+
+def test_an_indexer_selects_all_local_blocks(tmp_path):
+  message = f"{tmp_path / 'config.json'}: index_local_blocks: expected at most"
+  values = {"index_local_blocks": 3, "index_topk_blocks": 2}
+  assert_not_read("minimax_m3_text", tmp_path, message, **values)

@@ -186,13 +186,24 @@ def test_a_text_model_whose_config_alone_ties_the_head(case, is_tied, tmp_path):
   assert opened.description.config.tie_embeddings == is_tied
 
 
-def test_an_expert_that_lacks_a_kernel_in_a_multimodal_folder(tmp_path):
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda x: {}, r"experts\.gate_up_proj: missing"),
+    (lambda x: {"w3": x[None]}, r"experts\.3\.w3\.weight: expected rows of"),
+    (lambda x: {"w3": x[:0]}, r"experts\.3\.w3\.weight: expected shape \("),
+  ],
+)
+def test_an_expert_with_another_kernel_in_a_multimodal_folder(
+  change, message, tmp_path
+):
   shutil.copytree(MULTIMODAL / "minimax_m3", tmp_path, dirs_exist_ok=True)
   tensors = load_file(tmp_path / "model.safetensors")
-  prefix = "language_model.model.layers.1.block_sparse_moe"
-  del tensors[f"{prefix}.experts.3.w3.weight"]
+  prefix = "language_model.model.layers.1.block_sparse_moe.experts.3"
+  x = tensors.pop(f"{prefix}.w3.weight")
+  tensors |= {f"{prefix}.{n}.weight": y.copy() for n, y in change(x).items()}
   save_file(tensors, tmp_path / "model.safetensors")
-  with pytest.raises(ValueError, match=r"experts\.gate_up_proj: missing"):
+  with pytest.raises(ValueError, match=message):
     models.load_pretrained(tmp_path)
 
 

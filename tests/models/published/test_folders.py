@@ -78,6 +78,8 @@ def test_tensors_that_are_too_many(tmp_path, name, message):
   [
     ({"architectures": ["NoSuchModel"]}, "architectures: 'NoSuchModel' is not"),
     ({"architectures": None}, "architectures: missing"),
+    ({"architectures": ["A", "B"]}, "architectures: expected a list of one"),
+    ({"tie_word_embeddings": False}, "tie_word_embeddings: expected True"),
     ({"hidden_act": "mish"}, "hidden_act: expected one of relu, gelu"),
     ({"hidden_size": "24"}, "hidden_size: expected a valid integer, got"),
     ({"hidden_size": None}, "hidden_size: missing"),

@@ -11,6 +11,7 @@ import pytest
 import models
 from tests.models.published.test_equality import (
   CASES,
+  changed,
   compute,
   expected,
   loaded,
@@ -85,7 +86,7 @@ STRANGE = np.where(np.arange(10).reshape(2, 5) == 8, -100, IDS)
 STRANGE_ONES = STRANGE, jnp.asarray(STRANGE)
 
 
-def test_inputs_that_are_none():
+def test_inputs_that_are_none(tmp_path):
   """An id that is none is told with its place."""
 
   def read(case, **inputs):
@@ -132,6 +133,14 @@ def test_inputs_that_are_none():
     {"input_ids": IDS[0]},
     {"token_type_ids": IDS[0], **ids},
   )
+  # The classifier reads the first token, which transformers lets see padding.
+  first = changed("modernbert_classes", tmp_path, classifier_pooling="cls")
+  padding = np.where(np.arange(5) < 1, 0, IDS)
+  for p in (loaded("deberta_v2_classes"), models.load_pretrained(first)):
+    assert_refused(
+      functools.partial(p.logits, p.variables, input_ids=IDS),
+      {"attention_mask": padding},
+    )
   assert_refused(
     functools.partial(read, "t5"), {"decoder_input_ids": IDS[:1], **ids}
   )

@@ -191,7 +191,7 @@ def test_no_key_is_lost(case):
   config, folder = _ALL[case]
   family = FAMILIES[config["model_type"]]
   names = weights.without_copies(
-    family, load._by_table_name(family, files.read_tensors(folder))
+    family, weights.by_table_name(family, files.read_tensors(folder))
   )
   before, listed = description(config, names), without_effect(config)
   for key, other in altered(config):
@@ -216,7 +216,7 @@ def test_a_file_may_have_keys_of_layers_that_its_model_lacks(case):
   config, folder = _ALL[case]
   family, kinds = FAMILIES[config["model_type"]], {}
   names = weights.without_copies(
-    family, load._by_table_name(family, files.read_tensors(folder))
+    family, weights.by_table_name(family, files.read_tensors(folder))
   )
   for key in {*_KINDS} & {*config}:
     for kind in {*config[key]}:
@@ -261,7 +261,7 @@ def test_rotary_positions_by_the_keys_of_version_4(case):
   config, folder = _ALL[case]
   family = FAMILIES[config["model_type"]]
   names = weights.without_copies(
-    family, load._by_table_name(family, files.read_tensors(folder))
+    family, weights.by_table_name(family, files.read_tensors(folder))
   )
   old = {x: y for x, y in config.items() if x != "rope_parameters"}
   scaling = dict(config["rope_parameters"])
@@ -320,7 +320,7 @@ def test_every_key_is_away_from_its_default_in_some_case(name):
   for case, (config, folder) in _ALL.items():
     if config["model_type"] != name:
       continue
-    tensors = load._by_table_name(family, files.read_tensors(folder))
+    tensors = weights.by_table_name(family, files.read_tensors(folder))
     names = weights.without_copies(family, tensors)
     title = case.replace(f" {OLD}", "").replace(f" {NEW}", "")
     is_compared = title in (*USUAL, *equality.USUAL)
@@ -384,7 +384,7 @@ def test_a_key_that_a_file_lacks_has_the_default_of_transformers(case):
   config, folder = _ALL[case]
   family = FAMILIES[config["model_type"]]
   names = weights.without_copies(
-    family, load._by_table_name(family, files.read_tensors(folder))
+    family, weights.by_table_name(family, files.read_tensors(folder))
   )
   if "max_position_embeddings" in config:
     config = {**config, "max_position_embeddings": 2**20}  # As a window may be.
@@ -429,7 +429,7 @@ def test_parameters_of_every_layer_have_their_dtype(case):
   config, folder = _ALL[case]
   family = FAMILIES[config["model_type"]]
   names = weights.without_copies(
-    family, load._by_table_name(family, files.read_tensors(folder))
+    family, weights.by_table_name(family, files.read_tensors(folder))
   )
   made, _ = read(config, names)
   changed = dataclasses.replace(made.config, param_dtype="bfloat16")
