@@ -133,7 +133,7 @@ def as_attention_fn(
       if hook is not None:
         raise ValueError(
           f"{hook_name}: expected None, got {hook}; for the precision of products "
-          "set jax.default_matmul_precision around the call"
+          "call it inside `with jax.default_matmul_precision(...)`"
         )
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
     batch_shape = query.shape[:-3]

@@ -68,12 +68,11 @@ def check_call(
   given = {n: x for n, x in given.items() if x is not None or n in needed}
   for name in arrays:
     if name in given and not hasattr(given[name], "dtype"):
-      kind, hint = type(given[name]), ""
-      if issubclass(kind, (list, tuple)):
+      hint = "; jax.random.key(0) makes one" * name.endswith("_rng")
+      if isinstance(given[name], list | tuple):
         hint = f"; jnp.asarray({name}) makes one"
-      elif name.endswith("_rng"):
-        hint = "; jax.random.key(0) makes one"
-      raise ValueError(f"{name}: expected an array, got {kind.__name__}{hint}")
+      kind = type(given[name]).__name__
+      raise ValueError(f"{name}: expected an array, got {kind}{hint}")
   sizes: dict[str, int] = {}
   for name, annotation in arrays.items():
     if name not in given or not issubclass(annotation, AbstractArray):
@@ -87,9 +86,8 @@ def check_call(
         f"{given[name].dtype}, which needs a scale of its own; give "
         f"{name}.astype(jnp.bfloat16) times that scale"
       )
-    letters = annotation.dim_str.split()
-    if not any(letter.startswith(("...", "*")) for letter in letters):
-      _check_sizes(name, given[name].shape, letters, sizes)
+    if not any(x in annotation.dim_str for x in "*."):
+      _check_sizes(name, given[name].shape, annotation.dim_str.split(), sizes)
     if "U" in sizes:
       _check_heads(sizes)
     elif sizes.get("N", 0) % sizes.get("K", 1):
@@ -117,7 +115,7 @@ def _check_sizes(
     if letter != "B" and jax.export.is_symbolic_dim(size):
       raise ValueError(
         f"{name}: expected a number for {letter}, got {size}; only the batch may be "
-        "a symbol, so export a program for each length"
+        "symbolic, so export a program for each length"
       )
     expected_size = int(letter) if letter.isdigit() else size
     if sizes.setdefault(letter, expected_size) != size:
@@ -176,7 +174,7 @@ def check_pairs(
 
 
 def check_features(name: str, features: int) -> None:
-  """Raises ValueError if a mechanism needs `Dims.features`, and it is 0."""
+  """Raises ValueError if `Dims.features` is 0, for a mechanism that needs it."""
   if features < 1:
     raise ValueError(
       f"features: {name} computes its gates from inputs of that width; expected at "
@@ -208,18 +206,17 @@ def check_broadcast(
   name: str, array: Array, shape: tuple[int, int, int, int]
 ) -> None:
   """Raises ValueError unless an array of rank 4 broadcasts to `shape`."""
-  if array.ndim != 4 or any(
-    got not in (1, full) for got, full in zip(array.shape, shape, strict=True)
-  ):
+  sizes = zip(array.shape, shape, strict=False)
+  if array.ndim != 4 or any(x not in (1, full) for x, full in sizes):
     fitting = [
       f"{name}[{index}] for [{', '.join(axes)}]"
       for axes, index in _INDICES.items()
       if array.shape == tuple(shape["BNTS".index(x)] for x in axes)
     ]
+    hint = f"; give {' or '.join(fitting)}" if fitting else ""
     raise ValueError(
       f"{name}: expected rank 4, broadcastable to [B, N, T, S] = "
-      f"{list(shape)}, got shape {array.shape}"
-      + (f"; give {' or '.join(fitting)}" if fitting else "")
+      f"{list(shape)}, got shape {array.shape}{hint}"
     )
 
 
@@ -239,7 +236,7 @@ def key_mask(
     return None
   batch, length, num_heads, _ = query.shape
   check_mask(mask, (batch, num_heads, length, key.shape[1]))
-  if mask.shape[1] != 1 or mask.shape[2] != 1:
+  if mask.shape[1:3] != (1, 1):
     causal = "; a causal mask is is_causal=True" * (mask.shape[2] > 1)
     raise ValueError(
       "mask: expected a key mask key_mask[:, None, None, :] of shape "
@@ -261,7 +258,7 @@ def _check_segments(name, ids, sizes, given) -> None:
 
 def _check_log_forget(name, log_forget, sizes, given) -> None:
   del log_forget
-  # `logits_from_options` checks that a `visible` is causal.
+  # With `visible`, `logits_from_options` checks causality.
   if not given.get("is_causal") and "visible" not in given:
     raise ValueError(
       f"{name}: expected is_causal=True with it, got False; forget gates lie "
@@ -274,17 +271,16 @@ def _check_log_forget(name, log_forget, sizes, given) -> None:
     )
 
 
-def _check_sinks(name, sinks, sizes, given) -> None:
+def _check_sinks(name, sinks, sizes, _) -> None:
   """Sinks are `[N]` or `[B, T, N]`; a factory takes True, False or 'inputs'."""
-  del given
   if not hasattr(sinks, "shape"):
     if isinstance(sinks, bool) or sinks == "inputs":
       return
     raise ValueError(f"{name}: expected True, False or 'inputs', got {sinks!r}")
-  by_query = [sizes[letter] for letter in "BTN"]
-  if list(sinks.shape) not in (by_query[2:], by_query):
+  shape = [sizes[letter] for letter in "BTN"]
+  if list(sinks.shape) not in (shape[2:], shape):
     raise ValueError(
-      f"{name}: expected {by_query[2:]} for [N], or {by_query} for [B, T, N], got "
+      f"{name}: expected {shape[2:]} for [N], or {shape} for [B, T, N], got "
       f"shape {sinks.shape}"
     )
 
@@ -297,17 +293,16 @@ TABLES = {
 """Table of relative distances -> its annotation."""
 
 
-def _check_table(name, table, sizes, given) -> None:
+def _check_table(name, table, sizes, _) -> None:
   """Checks the heads, features and (odd) number of distances of a table."""
-  del given
   heads, width, shape = sizes["N"], sizes["H"], table.shape
   if name == "relative_bias":
     expected = f"[{heads}, 2L+1]"
     fits = len(shape) == 2 and shape[0] == heads and shape[1] % 2 == 1
   else:
     expected = f"[2L+1, {width}] or [{heads}, 2L+1, {width}]"
-    fits = len(shape) > 1 and shape[-2] % 2 == 1
-    fits &= shape[:-2] in ((), (heads,)) and shape[-1:] == (width,)
+    fits = len(shape) > 1 and shape[-2] % 2 == 1 and shape[-1] == width
+    fits = fits and shape[:-2] in ((), (heads,))
   if not fits:
     raise ValueError(
       f"{name}: expected {expected}, one entry for each distance -L … L of "
@@ -316,7 +311,7 @@ def _check_table(name, table, sizes, given) -> None:
 
 
 def _check_dropout(name, rate, sizes, given) -> None:
-  """The rate is in [0, 1); above 0, the call needs a random key, or keys `[1, 1]`."""
+  """A rate is in [0, 1). One above 0 needs a random key, or keys `[1, 1]`."""
   del sizes
   rng = given.get("dropout_rng")
   if not 0.0 <= rate < 1.0:
@@ -333,7 +328,7 @@ def _check_dropout(name, rate, sizes, given) -> None:
 def check_soft_cap(cap: float) -> None:
   """Raises ValueError unless c in c · tanh(x / c) is finite and above 0."""
   is_number = isinstance(cap, int | float) and not isinstance(cap, bool)
-  if not is_number or not 0.0 < cap < math.inf:
+  if not (is_number and 0.0 < cap < math.inf):
     raise ValueError(
       f"logits_soft_cap: expected a finite number above 0, got {cap!r}"
     )
@@ -433,17 +428,17 @@ Check = Callable[[str, Any, Mapping[str, int], Mapping[str, Any]], Any]
 """`(name, value, letter -> size, argument -> value)`; raises ValueError."""
 
 
-def _pairs(sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
-  """B, N, T, S; S is T in self-attention."""
+def _shape(sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
+  """The shape `[B, N, T, S]` of logits; S is T in self-attention."""
   return sizes["B"], sizes["N"], sizes["T"], sizes.get("S", sizes["T"])
 
 
 CHECKS: Mapping[str, Check] = {
   "is_causal": lambda name, flag, *_: check_flag(name, flag),
-  "mask": lambda _, mask, sizes, __: check_mask(mask, _pairs(sizes)),
+  "mask": lambda _, mask, sizes, __: check_mask(mask, _shape(sizes)),
   "scale": lambda _, scale, *__: softmax_scale(scale, 1),
   **dict.fromkeys(("query_segment_ids", "key_segment_ids"), _check_segments),
-  "bias": lambda name, x, sizes, _: check_broadcast(name, x, _pairs(sizes)),
+  "bias": lambda name, x, sizes, _: check_broadcast(name, x, _shape(sizes)),
   "logits_soft_cap": lambda _, cap, *__: check_soft_cap(cap),
   "sinks": _check_sinks,
   "log_forget": _check_log_forget,

@@ -1,7 +1,7 @@
 """Compressed attention: a sliding window, and one key and value for every m positions.
 
-Queries of DeepSeek-V4's heavily compressed attention (HCA) see all of these entries,
-those of its compressed sparse attention (CSA) the entries that an indexer selects.
+In DeepSeek-V4's heavily compressed attention (HCA), queries see all of these entries.
+In its compressed sparse attention (CSA), they see those that an indexer selects.
 """
 
 from functools import partial
@@ -58,17 +58,14 @@ def compressed_attention(
     out[t] = softmax over both of (scale · q_t · k_s, scale · q_t · c_i), times (v_s, u_i)
     t − window < s ≤ t        i ∈ A(t) ⊂ {i : (i + 1)·m ≤ t + 1}
 
-  with m = `stride`: entry i is visible from the last of its m positions onwards. A(t)
-  is all of these entries (HCA), or, with the index arrays, the `top_k` with the largest
+  with m = `stride`: entry i is visible from the last of its m positions on. A(t) has
+  all of these entries (HCA), or, with the index arrays, the `top_k` with the largest
 
     I[t, i] = Σ_j index_weight[t, j] · relu(index_query[t, j] · index_key[i])     (CSA)
 
   Of entries with equal scores, the earlier ones are selected.
 
   Args:
-    query: `[B, T, N, H]`.
-    key: `[B, T, K, H]`.
-    value: `[B, T, K, V]`.
     window: the number of uncompressed keys that a query sees, including its own.
     entries: c, the keys of the entries, as from `compressed_entries`; M ≤ T // m.
     entry_values: u; None means `entries`, as in DeepSeek-V4, where H = V.
@@ -83,8 +80,8 @@ def compressed_attention(
     is_causal: must be True, because an entry depends on all of its positions.
     block_size: C, the number of queries that are scored at a time; None means the
       platform's choice.
-    scale: factor of the logits; None means 1/√H.
-    return_lse: whether to return the log-sum-exp of the logits as well.
+
+  Other arguments: as in `flash_attention`.
 
   Returns:
     As in `flash_attention`. No gradient flows to the index arrays.
@@ -113,13 +110,13 @@ def compressed_attention(
       f"{length} positions, got {count}"
     )
   index = index_query, index_key, index_weight, top_k
-  if any(x is None for x in index) != all(x is None for x in index):
+  if len({x is None for x in index}) > 1:
     raise ValueError(
       "index_query: expected all or none of index_query, index_key, "
       "index_weight and top_k, got some"
     )
   keep = checks.key_mask(mask, query, key, _INSTEAD)
-  near: Any = sliding_window_attention(
+  window_result: Any = sliding_window_attention(
     query,
     key,
     value,
@@ -130,24 +127,26 @@ def compressed_attention(
     return_lse=True,
   )
   num_visible = cumulative_counts(keep, query.shape[:2]) // stride
-  out, lse = near
+  out, lse = window_result
   if count:
     kv = entries, entries if entry_values is None else entry_values
-    others = _attend_entries(query, kv, num_visible, index, scale, block_size)
-    out, lse = merge(near, others)
+    entry_result = _attend_to_entries(
+      query, kv, num_visible, index, scale, block_size
+    )
+    out, lse = merge(window_result, entry_result)
   if sinks is not None:
     out, lse = with_sinks(out, lse, sinks)
   return (out, lse) if return_lse else out
 
 
-def _attend_entries(query, kv, num_visible, index, scale, block_size):
+def _attend_to_entries(query, kv, num_visible, index, scale, block_size):
   """(out, lse) over the first `num_visible [B, T]` entries."""
-  index_query, index_key, index_weight, top_k = index
-  count, heads = kv[0].shape[1], 0
+  *index_arrays, top_k = index
+  count, index_heads = kv[0].shape[1], 0
   rows = indexer.Rows(None, None, None, query, num_visible)
   if top_k is not None:
-    heads = index_query.shape[2]
-    index_query, index_key, index_weight = jax.lax.stop_gradient(index[:3])
+    index_query, index_key, index_weight = jax.lax.stop_gradient(index_arrays)
+    index_heads = index_query.shape[2]
     rows = rows._replace(index=index_query, weight=index_weight)
 
   def attend(rows):
@@ -161,7 +160,7 @@ def _attend_entries(query, kv, num_visible, index, scale, block_size):
     )
 
   if block_size is None:
-    row_bytes = 4 * query.shape[0] * count * (heads + 1)
+    row_bytes = 4 * query.shape[0] * count * (index_heads + 1)
     block_size = backend.rows_per_tile(row_bytes, query.shape[1])
   return chunk_map(attend, block_size, rows)
 
@@ -202,9 +201,9 @@ def compressed(
 
   Returns:
     A causal `Attention` that computes its own keys and values ('own_keys'), of width H,
-    and decodes with a `CompressedCache`. Values that a call gives replace its own; the
-    value of an entry is then the mean of those of its positions, by the mean weights of
-    its features. Its parameters are `kv_kernel [F, H]`, `kv_scale [H]` and `sinks [N]`;
+    and decodes with a `CompressedCache`. If a call has values, they replace its own,
+    and the value of an entry is their mean, with the entry's weights averaged over
+    features. Its parameters are `kv_kernel [F, H]`, `kv_scale [H]` and `sinks [N]`;
     with entries `entry_kernel` and `entry_gate_kernel` `[F, A, H]`,
     `entry_bias [m, A, H]` and `entry_scale [H]`; and the same of width D for an
     indexer, with `index_query_kernel [F, I, D]` and `index_weight_kernel [F, I]`. Only
@@ -216,8 +215,6 @@ def compressed(
 
   Cost: as in `compressed_attention`. The cache has W·H + T/m·(H + D) numbers, and those
   of A·m positions.
-
-  Papers: DeepSeek-V4, sections 2.3.1 and 2.3.2, as in transformers 5.24.0.
   """
   if not stride and top_k is not None:
     raise ValueError(f"top_k: expected None with stride 0, got {top_k}")
@@ -231,12 +228,12 @@ def compressed(
   if rotary_dim is not None and rotary_dim % 2:
     raise ValueError(f"rotary_dim: expected an even number, got {rotary_dim}")
   series, step = 1 if top_k is None else 2, stride or 1
-  pooled, index = [], []
+  pooled_names, index_names = [], []
   if stride:
-    pooled = ["entry_rows", "entry_gates", "rotation"]
+    pooled_names = ["entry_rows", "entry_gates", "rotation"]
   if top_k is not None:
-    pooled += ["index_rows", "index_gates"]
-    index = ["index_query", "index_weight"]
+    pooled_names += ["index_rows", "index_gates"]
+    index_names = ["index_query", "index_weight"]
 
   def rotary_width(head_dim):
     return rotary_dim or 2 * max(1, head_dim // 16)
@@ -269,11 +266,11 @@ def compressed(
     p, dtype = variables["params"], inputs.dtype
     kv = norm(project(inputs, p["kv_kernel"]), p["kv_scale"]).astype(dtype)
     width = rotary_width(kv.shape[2])
-    own, shared = jnp.split(kv, [kv.shape[2] - width], axis=2)
+    fixed, rotary = jnp.split(kv, [kv.shape[2] - width], axis=2)
     # The model rotates these vectors (1, 0) to (cos, sin) of each position.
     unit = jnp.repeat(jnp.array([1.0, 0.0]), width // 2)[None, None, None]
     unit = jnp.broadcast_to(unit, (*inputs.shape[:2], 1, width))
-    arrays = {"latent": own, "shared_key": shared, "rotation": unit}
+    arrays = {"latent": fixed, "shared_key": rotary, "rotation": unit}
     if stride:
       arrays["entry_rows"] = project(inputs, p["entry_kernel"]).astype(dtype)
       arrays["entry_gates"] = project(inputs, p["entry_gate_kernel"])
@@ -296,7 +293,7 @@ def compressed(
   def split_call(query, key, call):
     """Splits a call into gates, keys, key mask and other options."""
     _check_none("key", key)
-    names = "latent", "shared_key", "rotation", *pooled, *index
+    names = "latent", "shared_key", "rotation", *pooled_names, *index_names
     check_gates("compressed", call, *names)
     arrays = {name: call[name] for name in names}
     # Positions have no gradient.
@@ -324,7 +321,7 @@ def compressed(
       )
     return_lse = call.pop("return_lse", False)
     values = kv if value is None else value
-    heads, selection = values.shape[2], {}
+    num_heads, selection = values.shape[2], {}
     entries, entry_values = kv[:, :0], values[:, :0]
     if stride:
       entries, index_key = make_entries(p, arrays, keep)
@@ -333,14 +330,14 @@ def compressed(
         weights = arrays["entry_gates"], p["entry_bias"]
         entry_values = pooling.mean_values(value, *weights, keep)
       if top_k is not None:
-        selection = {name: arrays[name] for name in index}
+        selection = {name: arrays[name] for name in index_names}
         selection |= {"index_key": index_key, "top_k": top_k}
     result: Any = compressed_attention(
       norm(query),
-      jnp.repeat(kv, heads, axis=2),
+      jnp.repeat(kv, num_heads, axis=2),
       values,
       window=window,
-      entries=jnp.repeat(entries, heads, axis=2),
+      entries=jnp.repeat(entries, num_heads, axis=2),
       entry_values=entry_values,
       stride=step,
       sinks=p["sinks"],
@@ -381,7 +378,7 @@ def compressed(
       {
         name: jnp.zeros((batch, series * step, *x.shape[2:]), x.dtype)
         for name, x in arrays.items()
-        if name in pooled
+        if name in pooled_names
       },
       jnp.zeros((batch,), jnp.int32),
     )
@@ -391,15 +388,15 @@ def compressed(
     arrays, kv, _, call = split_call(query, key, call)
     accepted_options("compressed", compressed_attention, call, own=_OWN_OPTIONS)
     visible = jnp.arange(cache.window.shape[1])[None] <= cache.index[:, None]
-    rows = {name: arrays[name] for name in pooled}
+    rows = {name: arrays[name] for name in pooled_names}
     pool_entries = partial(make_entries, variables["params"])
     cache = pooling.append(cache, kv[:, :, 0], rows, pool_entries)
     keys = cache.window
     if stride:
-      numbers = jnp.arange(cache.entries.shape[1])[None]
-      selected = numbers < cache.index[:, None] // step
+      entry_numbers = jnp.arange(cache.entries.shape[1])[None]
+      selected = entry_numbers < cache.index[:, None] // step
       if top_k is not None:
-        index_rows = indexer.Rows(*map(arrays.get, index), ids=None)
+        index_rows = indexer.Rows(*map(arrays.get, index_names), ids=None)
         index_keys = indexer.Keys(cache.index_key, selected, None)
         scores = indexer.index_scores(index_rows, index_keys, is_causal=False)
         selected = indexer.select(scores, top_k)[:, 0]
@@ -418,7 +415,7 @@ def compressed(
   def prefill(variables, cache, query, key, value, lengths, **call):
     _check_none("value", value)
     arrays, kv, *_ = split_call(query, key, call)
-    rows = {name: arrays[name] for name in pooled}
+    rows = {name: arrays[name] for name in pooled_names}
     pool_entries = partial(make_entries, variables["params"])
     return pooling.prefill(cache, kv[:, :, 0], rows, lengths, pool_entries)
 
@@ -442,7 +439,7 @@ def compressed(
 
 
 def _check_none(name, x):
-  """Raises ValueError for a key or value that the mechanism computes itself."""
+  """Raises ValueError for a key or value, which the mechanism computes itself."""
   if x is not None:
     raise ValueError(
       f"{name}: compressed attention computes it from the inputs of the layer; "

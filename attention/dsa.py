@@ -16,18 +16,17 @@ from attention.flash import flash_attention
 from attention.mechanism import Attention, Hyperparameters, accepted_options
 from attention.platform import backend, layout
 from attention.platform.blocks import chunk_map
-from attention.recurrent.gates import check_gates
 from attention.softmax import cache as caches
 from attention.softmax import indexer
 from attention.softmax.block_selection import compact, cumulative_counts
 from attention.softmax.indexer import dsa_indexer_loss
 from attention.softmax.rows import Output
 
-_MAX_PARTS = 4
-"""The largest number of parts of causal queries; each part skips later keys."""
+_MAX_RANGES = 4
+"""The largest number of ranges of causal queries; each range skips later keys."""
 
-_MIN_PART = 1024
-"""The smallest number of queries in a part."""
+_MIN_RANGE = 1024
+"""The smallest number of queries in a range."""
 
 _ONE_SEQUENCE = {
   **checks.ARRAYS,
@@ -85,11 +84,8 @@ def dsa_attention(
     mask: key mask, `[B, 1, 1, S]`.
     block_size: C, the number of queries scored at a time; None means the platform's
       choice.
-    is_causal: query t sees only keys s ≤ t.
-    scale: factor of the logits; None means 1/√H.
-    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
-    key_segment_ids: `[B, S]`.
-    return_lse: whether to return the log-sum-exp of the logits as well.
+
+  Other arguments: as in `flash_attention`.
 
   Returns:
     As in `flash_attention`. No gradient flows to the index arrays; `dsa_indexer_loss`
@@ -137,18 +133,18 @@ def dsa_attention(
     )
   key, value = (layout.zero_masked(x, keep) for x in (key, value))
   # The gradient of a key is a sum over all chunks, in float32.
-  wide = key.astype(jnp.float32), value.astype(jnp.float32)
+  float32_kv = key.astype(jnp.float32), value.astype(jnp.float32)
   rows = indexer.Rows(index[0], index[1], query_segment_ids, query)
   keys = indexer.Keys(index[2], keep, key_segment_ids)
 
-  def attend_part(start, end):
+  def attend_range(start, end):
     """The results of the queries from `start` to `end`."""
     num_keys = end if is_causal else key.shape[1]
-    part = jax.tree.map(lambda x: x[:, start:end], rows)
-    index_keys, *kv = jax.tree.map(lambda x: x[:, :num_keys], (keys, *wide))
+    own_rows = jax.tree.map(lambda x: x[:, start:end], rows)
+    own_keys, *kv = jax.tree.map(lambda x: x[:, :num_keys], (keys, *float32_kv))
 
     def attend(rows):
-      scores = indexer.index_scores(rows, index_keys, is_causal)
+      scores = indexer.index_scores(rows, own_keys, is_causal)
       return flash_attention(
         rows.query,
         kv[0].astype(key.dtype),
@@ -157,13 +153,16 @@ def dsa_attention(
         **options,
       )
 
-    numbers = num_keys * index_query.shape[2]
-    return indexer.map_query_chunks(attend, part, numbers, block_size, start)
+    scores_per_row = num_keys * index_query.shape[2]
+    return indexer.map_query_chunks(
+      attend, own_rows, scores_per_row, block_size, start
+    )
 
-  length = query.shape[1]
-  parts = max(min(length // _MIN_PART, _MAX_PARTS), 1) if is_causal else 1
-  ends = [length * (i + 1) // parts for i in range(parts)]
-  results = list(map(attend_part, [0, *ends[:-1]], ends))
+  length, ranges = query.shape[1], 1
+  if is_causal:
+    ranges = max(min(length // _MIN_RANGE, _MAX_RANGES), 1)
+  ends = [length * (i + 1) // ranges for i in range(ranges)]
+  results = list(map(attend_range, [0, *ends[:-1]], ends))
   return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *results)
 
 
@@ -173,12 +172,14 @@ def _attend_blocks(qkv, index, keep, size, top_k, options):
   positions = cumulative_counts(keep, query.shape[:2])
   if keep is not None:
     key, value = compact(keep, key, value)
-  count, key_positions = index[2].shape[1], jnp.arange(key.shape[1])[None, None]
+  index_query, index_weight, index_key = index
+  count = index_key.shape[1]
+  key_positions = jnp.arange(key.shape[1])[None, None]
 
   def attend(rows):
     num_visible = rows.place[..., None]
     is_complete = jnp.arange(count)[None, None] < num_visible // size
-    keys = indexer.Keys(index[2], None, None)
+    keys = indexer.Keys(index_key, None, None)
     scores = indexer.index_scores(rows, keys, is_causal=False)
     blocks = indexer.select(jnp.where(is_complete, scores, -jnp.inf), top_k)
     # The last block may be incomplete.
@@ -192,8 +193,8 @@ def _attend_blocks(qkv, index, keep, size, top_k, options):
       rows.query, key, value, mask=mask[:, None], **options
     )
 
-  rows = indexer.Rows(index[0], index[1], None, query, positions)
-  row_bytes = 4 * len(key) * (key.shape[1] + count * index[0].shape[2])
+  rows = indexer.Rows(index_query, index_weight, None, query, positions)
+  row_bytes = 4 * len(key) * (key.shape[1] + count * index_query.shape[2])
   rows_per_tile = backend.rows_per_tile(row_bytes, query.shape[1], least=64)
   return chunk_map(attend, rows_per_tile, rows)
 
@@ -265,11 +266,7 @@ def dsa(
   def apply(variables, query, key, value, *, mask=None, **call):
     qkv = {"query": query, "key": key, "value": value}
     checks.check_call(qkv, _ONE_SEQUENCE, needed=qkv)
-    names = indexer.gate_names(index_rotary_dim)
-    check_gates("dsa", call, *names, "index_weight")
-    keep = checks.key_mask(mask, query, key, indexer.INSTEAD)
-    call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
-    call = indexer.zero_masked(call, keep)
+    call = indexer.index_arrays("dsa", options, query, key, mask, call)
     call = {"is_causal": False, "mask": mask, **call}
     return attend(variables, query, key, value, **call)
 

@@ -26,8 +26,10 @@ from attention.dense import dense_attention
 from attention.mechanism import Attention, Dims
 
 
-def _with_signature(call: Callable[..., Array]) -> Callable[..., Array]:
-  """Sets the signature of an `attention_fn`: Linen passes only its parameters."""
+def _with_attention_fn_signature(
+  call: Callable[..., Array],
+) -> Callable[..., Array]:
+  """Sets the signature of an `attention_fn`, whose parameters Linen reads."""
   parameters = inspect.signature(
     as_attention_fn(dense_attention)
   ).parameters.values()
@@ -51,7 +53,7 @@ class LinenAttention(linen.Module):
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @linen.compact
-  @_with_signature
+  @_with_attention_fn_signature
   def __call__(
     self, query: Array, key: Array, value: Array, **call: Any
   ) -> Array:
@@ -60,15 +62,18 @@ class LinenAttention(linen.Module):
     def init(key):
       return self.attention.init(key, self.dims)
 
-    initial = functools.cache(lambda: init(self.make_rng("params")))
+    initial_values = functools.cache(lambda: init(self.make_rng("params")))
+
+    def array(collection, name):
+      variable = self.variable(
+        collection, name, lambda: initial_values()[collection][name]
+      )
+      return variable.value
+
+    shapes = jax.eval_shape(init, jax.random.key(0))
     variables = {
-      kind: {
-        name: self.variable(
-          kind, name, lambda kind, name: initial()[kind][name], kind, name
-        ).value
-        for name in arrays
-      }
-      for kind, arrays in jax.eval_shape(init, jax.random.key(0)).items()
+      collection: {name: array(collection, name) for name in arrays}
+      for collection, arrays in shapes.items()
     }
     fn = as_attention_fn(self.attention, variables, **self.options)
     return fn(query, key, value, **call)

@@ -13,7 +13,7 @@ from attention.dense import dense
 from attention.flash import flash_attention
 from attention.mechanism import Attention, accepted_options
 from attention.platform import layout
-from attention.recurrent.gates import check_gates
+from attention.recurrent.gates import check_gates, kernel
 from attention.softmax import own_logits
 from attention.softmax.visible import EVERY_PAIR, Visible
 
@@ -69,18 +69,9 @@ def latent_attention(
     shared_key: r, `[B, S, P]`; None means P = 0.
     value: `[B, S, K, D]`, in place of the values from `value_kernel`, for which D = V.
       With the identity, the output is the attention matrix.
-    scale: factor of the logits; None means 1/√H.
     absorbed: whether to compute the absorbed form; the output is the same.
-    block_size: (C, D), the queries and keys of a block, or one int for both.
-    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
-    is_causal: query t sees only keys s ≤ t.
-    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
-    key_segment_ids: `[B, S]`.
-    dropout_rate: fraction of the attention weights that are set to zero.
-    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
-    axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
-    visible: the visible pairs, in addition to the other masking options.
-    return_lse: whether to return the log-sum-exp of the logits as well.
+
+  Other arguments: as in `flash_attention`.
 
   Returns:
     `[B, T, N, D]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in
@@ -108,21 +99,21 @@ def latent_attention(
     )
   project = partial(jnp.einsum, preferred_element_type=dtype)
   if absorbed:
-    own, rotary = jnp.split(query, [width], axis=3)
-    own = project("btnc,rnc->btnr", own, key_kernel)
-    query = jnp.concatenate([own, rotary], axis=3)
+    content, rotary = jnp.split(query, [width], axis=3)
+    content = project("btnc,rnc->btnr", content, key_kernel)
+    query = jnp.concatenate([content, rotary], axis=3)
     key = jnp.concatenate([latent, shared], axis=2).astype(dtype)[:, :, None]
     values = latent.astype(dtype)[:, :, None] if value is None else value
     key = jnp.broadcast_to(key, (*key.shape[:2], values.shape[2], key.shape[3]))
   else:
-    own = project("bsr,rnd->bsnd", latent, key_kernel)
+    content = project("bsr,rnd->bsnd", latent, key_kernel)
     if value is None:
       values = project("bsr,rnv->bsnv", latent, value_kernel)
     else:
-      values = jnp.repeat(value, own.shape[2] // value.shape[2], axis=2)
+      values = jnp.repeat(value, content.shape[2] // value.shape[2], axis=2)
     shared = shared.astype(dtype)[:, :, None]
-    shared = jnp.broadcast_to(shared, (*own.shape[:3], shared.shape[3]))
-    key = jnp.concatenate([own, shared], axis=3)
+    shared = jnp.broadcast_to(shared, (*content.shape[:3], shared.shape[3]))
+    key = jnp.concatenate([content, shared], axis=3)
   result: Any = flash_attention(
     query,
     key,
@@ -147,12 +138,9 @@ def latent_attention(
 
 
 class LatentCache(NamedTuple):
-  """The latent vectors and shared keys of the positions seen so far.
+  """The latent vectors and shared keys of the `index` positions seen so far.
 
-  Attributes:
-    latent: `[B, S, R]`, S = max_length; rows from `index` on are unset.
-    shared_key: `[B, S, P]`.
-    index: `[B]`, the number of positions seen.
+  Rows from `index` on are unset; S = max_length.
   """
 
   latent: Float[Array, "B S R"]
@@ -181,11 +169,10 @@ def latent(
     down_bias: whether the projections W_c and W_r have biases.
 
   Returns:
-    An `Attention` that computes its own keys and values ('own_keys'). It uses the
-    expanded form in a call and the absorbed form to decode, with a cache of R + P
-    numbers per position. Its parameters are `down_kernel [F, R+P]`, `norm_scale [R]`,
-    `key_kernel [R, N, H-P]` and `value_kernel [R, N, V]`, and with `down_bias`
-    `down_bias [R+P]`.
+    An `Attention` that computes its own keys and values ('own_keys'). It decodes in the
+    absorbed form, with a `LatentCache` of R + P numbers per position. Its parameters
+    are `down_kernel [F, R+P]`, `norm_scale [R]`, `key_kernel [R, N, H-P]` and
+    `value_kernel [R, N, V]`, and with `down_bias` `down_bias [R+P]`.
 
   Raises:
     ValueError: an argument is out of range; by `init`, H is not above P.
@@ -194,27 +181,23 @@ def latent(
   def init(key, dims):
     checks.check_features("latent", dims.features)
     head_dim, num_heads = dims.head_dim, dims.num_heads
-    width = 2 * max(1, head_dim // 6) if shared_dim is None else shared_dim
-    own = head_dim - width
-    if own < 1:
+    rotary = 2 * max(1, head_dim // 6) if shared_dim is None else shared_dim
+    width = head_dim - rotary
+    if width < 1:
       raise ValueError(
         f"shared_dim: expected less than the head dimension {head_dim}, got "
-        f"{width}"
+        f"{rotary}"
       )
-    size = 4 * own if rank is None else rank
-
-    def kernel(key, fan_in, *shape):
-      return jax.random.normal(key, (fan_in, *shape)) / fan_in**0.5
-
-    down, key_rng, value_rng = jax.random.split(key, 3)
-    bias = {"down_bias": jnp.zeros(size + width)} if down_bias else {}
+    size = 4 * width if rank is None else rank
+    down, up_key, up_value = jax.random.split(key, 3)
+    bias = {"down_bias": jnp.zeros(size + rotary)} if down_bias else {}
     return {
       "params": {
         **bias,
-        "down_kernel": kernel(down, dims.features, size + width),
+        "down_kernel": kernel(down, dims.features, size + rotary),
         "norm_scale": jnp.ones(size),
-        "key_kernel": kernel(key_rng, size, num_heads, own),
-        "value_kernel": kernel(value_rng, size, num_heads, dims.values),
+        "key_kernel": kernel(up_key, size, num_heads, width),
+        "value_kernel": kernel(up_value, size, num_heads, dims.values),
       }
     }
 
@@ -236,7 +219,7 @@ def latent(
     return {name: p[name] for name in ("key_kernel", "value_kernel")}
 
   def apply(variables, query, key, value, **call) -> Any:
-    own = ("key_kernel", "value_kernel", "value", "absorbed")
+    own = "key_kernel", "value_kernel", "value", "absorbed"
     call = accepted_options("latent", latent_attention, call, own=own)
     if key is not None:
       raise ValueError(

@@ -18,7 +18,6 @@ from attention.decorators import (
 from attention.dense import dense
 from attention.mechanism import Attention, Hyperparameters, no_variables
 from attention.recurrent.features import visible_keys
-from attention.recurrent.gates import check_gates
 from attention.softmax import cache as caches
 from attention.softmax import indexer
 from attention.softmax.block_selection import (
@@ -239,13 +238,10 @@ def _moba_with_indexer(
   """The mechanism whose blocks an indexer selects; its cache also stores index keys."""
   attend = make_apply("moba", partial(moba_attention, **sizes))
 
-  def apply(variables, query, key, value, **call):
-    check_gates("moba", call, *indexer.gate_names(options.rotary_dim))
-    call = indexer.rotate(call, jnp.arange(query.shape[1])[None])
-    keep = checks.key_mask(call.get("mask"), query, key, indexer.INSTEAD)
-    call = indexer.zero_masked(call, keep)
+  def apply(variables, query, key, value, *, mask=None, **call):
+    call = indexer.index_arrays("moba", options, query, key, mask, call)
     call = {"is_causal": False, "local_blocks": local_blocks, **call}
-    return attend(variables, query, key, value, **call)
+    return attend(variables, query, key, value, mask=mask, **call)
 
   def decode(variables, cache, query, key, value, *, scale=None, **call):
     del variables

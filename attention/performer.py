@@ -69,13 +69,13 @@ def performer_attention(
   Raises:
     ValueError: the mask varies along queries.
 
-  Cost: time and memory as in `linear_attention`; if scores of a chunk leave float32's
-  range also 2·T·N·M·log₂ C exponentials. The error against softmax falls as 1/√M and
+  Cost: time and memory as in `linear_attention`, and 2·T·N·M·log₂ C exponentials if
+  scores of a chunk leave the range of float32. The error against softmax falls as 1/√M and
   grows with exp(|q||k|).
 
   Unlike in the paper's code, the softmax kernel has no epsilon, and a running log-scale
-  replaces the maximum over all keys. Paper: Rethinking attention
-  with Performers, arXiv:2009.14794, sections 2.2–2.4.
+  replaces the maximum over all keys. Paper: Rethinking attention with Performers,
+  arXiv:2009.14794, sections 2.2–2.4.
   """
   phi = _feature_map(
     scale, query.shape[-1], projection=projection, kernel=kernel
@@ -122,16 +122,16 @@ def _feature_map(scale, head_dim, *, projection, kernel) -> FeatureMap:
   return FeatureMap(function, len(projection), is_log, params)
 
 
-def _softmax_log_features(x, projection, root_of_scale):
+def _softmax_log_features(x, projection, sqrt_scale):
   """Log φ without the factor 1/√M, which cancels in the quotient."""
-  x = x * root_of_scale
+  x = x * sqrt_scale
   products = jnp.einsum("...H,MH->...M", x, projection)
   return products - 0.5 * jnp.sum(x * x, axis=-1, keepdims=True)
 
 
-def _relu_features(x, projection, root_of_scale):
+def _relu_features(x, projection, sqrt_scale):
   """φ of the 'relu' kernel."""
-  products = jnp.einsum("...H,MH->...M", x * root_of_scale, projection)
+  products = jnp.einsum("...H,MH->...M", x * sqrt_scale, projection)
   products /= jnp.sqrt(jnp.float32(len(projection)))
   # Not `jax.nn.relu`, because XLA's maximum may turn NaN into 0.
   return jnp.where(products < 0.0, 0.0, products) + _RELU_EPSILON

@@ -2,13 +2,11 @@
 
 T5 and ALiBi add a bias to the logits that depends only on the distance of key from
 query. Both are tables `[N, 2L+1]` for distances -L … L; larger distances use the outer
-entries. `dense_attention`, `flash_attention`, `sliding_window_attention` and
-`multiplicative_attention` take them as `relative_bias`, without a T×S array.
-Shaw's relative keys need no function: the trained table `[2L+1, H]` is the argument
-`relative_keys`. With one table per head, `[N, 2L+1, H]`, Transformer-XL's logits are
-those of the query q + u with a bias scale · (v − u) · r. With `relative_queries` as
-well, it is disentangled attention, whose tables are the rows `deberta_buckets` of
-projected embeddings. Rotary positions rotate queries and keys before the mechanism.
+entries. Attention functions take them as `relative_bias`, without a T×S array. Their
+`relative_keys` and `relative_queries` are the tables of Shaw et al., Transformer-XL and
+DeBERTa (`attention.softmax.logits`), which are trained or projected from embeddings.
+For Transformer-XL, the query is q + u and the bias scale · (v − u) · r. Rotary
+positions rotate queries and keys before the mechanism.
 """
 
 from collections.abc import Mapping
@@ -48,11 +46,8 @@ def t5_buckets(
   Paper: T5, section 2.1, arXiv:1910.10683, and its code's
   `_relative_position_bucket`.
   """
-  for name, size in (
-    ("max_distance", max_distance),
-    ("num_buckets", num_buckets),
-  ):
-    checks.check_at_least(name, size, 1)
+  checks.check_at_least("max_distance", max_distance, 1)
+  checks.check_at_least("num_buckets", num_buckets, 1)
   checks.check_flag("is_causal", is_causal)
   per_direction = num_buckets if is_causal else num_buckets // 2
   exact = per_direction // 2
@@ -64,12 +59,11 @@ def t5_buckets(
     )
   distance = np.arange(-max_distance, max_distance + 1)
   size = np.maximum(-distance, 0) if is_causal else np.abs(distance)
-  logarithm = np.log(np.maximum(size, 1) / exact) / math.log(
-    max_distance / exact
-  )
+  ratio = np.log(np.maximum(size, 1) / exact)
+  ratio /= math.log(max_distance / exact)
   # T5 adds float32's epsilon, so that exact powers do not land one bucket too low.
   epsilon = np.finfo(np.float32).eps
-  shared = exact + ((logarithm + epsilon) * (per_direction - exact)).astype(int)
+  shared = exact + ((ratio + epsilon) * (per_direction - exact)).astype(int)
   bucket = np.where(size < exact, size, np.minimum(shared, per_direction - 1))
   return bucket if is_causal else bucket + per_direction * (distance > 0)
 
@@ -88,14 +82,11 @@ def t5_bias(
     is_causal: as in `t5_buckets`.
 
   Returns:
-    `[N, 2L+1]` in the dtype of `embedding`, for `relative_bias`. T5 does not
-    scale its logits: pass `scale=1.0` to get exactly T5.
+    `[N, 2L+1]` in the dtype of `embedding`, for `relative_bias`. T5's logits are not
+    scaled: pass `scale=1.0` as well.
 
   Raises:
-    ValueError: `max_distance` is so small that no distances share a bucket, or
-      `embedding` does not have two axes.
-
-  Paper: T5, section 2.1, arXiv:1910.10683.
+    ValueError: as in `t5_buckets`, or `embedding` does not have two axes.
   """
   if np.ndim(embedding) != 2:
     raise ValueError(
@@ -186,8 +177,6 @@ def alibi_bias(num_heads: int, max_length: int) -> Float[Array, "N D"]:
 
   Raises:
     ValueError: `num_heads` or `max_length` is not an int of at least 1.
-
-  Paper: Train short, test long, section 3, arXiv:2108.12409.
   """
   checks.check_at_least("max_length", max_length, 1)
   distance = np.abs(np.arange(1 - max_length, max_length))
@@ -303,24 +292,23 @@ def _llama3(theta, features, length, options):
 
 def _yarn(theta, features, length, options):
   factor, attention_factor = options["factor"], options.get("attention_factor")
-  mscale, mscale_all = (options.get(f"mscale{x}") for x in ("", "_all_dim"))
+  mscale, mscale_all = options.get("mscale"), options.get("mscale_all_dim")
   if (mscale is None) != (mscale_all is None):
     raise ValueError("mscale: expected it and mscale_all_dim, or neither")
   if attention_factor is not None and mscale is not None:
     raise ValueError("attention_factor: expected it or mscale, got both")
-
   if theta <= 1.0:
     raise ValueError(f"theta: 'yarn' needs a number above 1, got {theta}")
 
-  def pair(rotations):
-    wavelengths = math.log(options[_MAX_LENGTH] / (rotations * 2 * math.pi))
-    return features * wavelengths / (2 * math.log(theta))
+  def pair_index(rotations):
+    log_wavelength = math.log(options[_MAX_LENGTH] / (rotations * 2 * math.pi))
+    return features * log_wavelength / (2 * math.log(theta))
 
   def temperature(weight):
     return 1.0 + 0.1 * weight * math.log(max(factor, 1.0))
 
-  first = pair(options.get("beta_fast", 32.0))
-  last = pair(options.get("beta_slow", 1.0))
+  first = pair_index(options.get("beta_fast", 32.0))
+  last = pair_index(options.get("beta_slow", 1.0))
   if options.get("truncate", True):
     first, last = math.floor(first), math.ceil(last)
   first, last = max(first, 0), min(last, features - 1)
@@ -392,17 +380,16 @@ def check_positions(
       "np.asarray(positions) makes an array"
     )
   shape, dtype = positions.shape, positions.dtype
-  hint = ""
-  if len(shape) == 1:
-    hint = "; give positions[None] if they are the same for all examples"
-  fits = len(shape) == 2
-  if fits and inputs is not None:
+  fits = len(shape) == 2 and jnp.issubdtype(dtype, jnp.integer)
+  if len(shape) == 2 and inputs is not None:
     batch, length = inputs.shape[:2]
-    fits = shape[0] in (1, batch) and shape[1] == length
+    fits &= shape[0] in (1, batch) and shape[1] == length
     expected += f" for inputs [{batch}, {length}, …]"
-  if not fits or not jnp.issubdtype(dtype, jnp.integer):
+  if not fits:
+    hint = "; give positions[None] if they are the same for all examples"
     raise ValueError(
-      f"positions: expected {expected}, got {dtype} {shape}{hint}"
+      f"positions: expected {expected}, got {dtype} {shape}"
+      + hint * (len(shape) == 1)
     )
 
 
@@ -433,8 +420,8 @@ def rotary(
     `[B, T, N, H]` in the dtype of `inputs`; the angles are float32.
 
   Raises:
-    ValueError: the number of features to rotate is odd, an option is invalid, inputs are
-      not floats `[B, T, N, H]`, or positions are not integers of matching shape.
+    ValueError: the number of features to rotate is odd, an option is invalid, or inputs
+      or positions have a wrong dtype or shape.
 
   Paper: RoFormer, section 3.4.2, arXiv:2104.09864.
   """
@@ -450,13 +437,9 @@ def rotary(
       f"inputs: expected an even number of features to rotate in pairs, got "
       f"{size} of shape {inputs.shape}"
     )
-  frequencies, factor = rotary_frequencies(
-    size,
-    theta,
-    scaling,
-    # In 32 bits, because 255 + 1 does not fit into uint8.
-    length=positions.astype(np.int32).max(initial=0) + 1,
-  )
+  # In 32 bits, because 255 + 1 does not fit into uint8.
+  length = positions.astype(np.int32).max(initial=0) + 1
+  frequencies, factor = rotary_frequencies(size, theta, scaling, length=length)
   sin, cos = (factor * x[:, :, None] for x in sines(positions, frequencies))
   dtype = jnp.promote_types(inputs.dtype, jnp.float32)
   left, right = jnp.split(inputs[..., :size].astype(dtype), 2, axis=-1)

@@ -181,8 +181,8 @@ def test_a_section_cites_and_links_what_its_code_does(name):
   assert cited
   assert cited <= _papers(function.__doc__)
   folder = _ROOT / "attention" / "definitions"
-  own = name if (folder / f"{name}.py").exists() else "recurrent"
   code = function.__module__.replace(".", "/")
+  own = name if (folder / f"{name}.py").exists() else code.rpartition("/")[2]
   assert f"[definition](../attention/definitions/{own}.py)" in section
   assert f"[code](../{code}.py)" in section
   if name in FUNCTIONS:

@@ -4,8 +4,9 @@
 `attention.performer_attention`, except for dropout and arguments that only affect the
 computation. It accepts whatever `np.asarray` accepts, and returns float64. Each
 definition follows its paper and may use T×S memory. The fast functions are tested
-against the definitions, and share no code with them. The recurrences are in
-`recurrent`.
+against the definitions, and share no code with them. The definitions of mechanisms
+that are recurrences are in the files that are named after them; many are in
+`gated_linear` and `delta_rule`.
 """
 
 from attention.definitions.additive import additive_attention

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from attention.definitions import recurrent, shared
+from attention.definitions import gated_linear, recurrent, shared
 from attention.definitions.shared import Result
 
 
@@ -87,4 +87,4 @@ def log_linear(
   def rule(*qkv, **call):
     return log_linear_attention(*qkv, level_scales=scales, **call)
 
-  return recurrent.mamba2(query, key, value, rule=rule, **rest)
+  return gated_linear.mamba2(query, key, value, rule=rule, **rest)

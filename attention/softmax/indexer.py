@@ -29,7 +29,7 @@ KEY_EPSILON = 1e-6
 
 
 class Rows(NamedTuple):
-  """Arrays of queries, `[B, T, …]`: index queries and weights, segments, positions."""
+  """Arrays `[B, T, …]`: index queries and weights, segments, queries, and positions."""
 
   index: Any
   weight: Any
@@ -168,10 +168,26 @@ def project(
   return arrays
 
 
-def gate_names(rotary_dim: int | None) -> list[str]:
-  """The names of the index queries and keys that `project` returns."""
+def index_arrays(
+  name: str,
+  options: Options,
+  query: Float[Array, "B T N H"],
+  key: Float[Array, "B T K H"],
+  mask: Bool[Array, "..."] | None,
+  call: dict[str, Any],
+) -> dict[str, Any]:
+  """Rotates the index arrays of a call, and zeros masked positions.
+
+  Raises:
+    ValueError: an array of `project` is missing, or the mask is not a key mask.
+  """
   names = ["index_query", "index_key"]
-  return names + [f"{name}_rotary" for name in names if rotary_dim]
+  rotary_names = [f"{x}_rotary" for x in names if options.rotary_dim]
+  weights = ["index_weight"] * options.has_weights
+  gates.check_gates(name, call, *names, *rotary_names, *weights)
+  keep = checks.key_mask(mask, query, key, INSTEAD)
+  call = rotate(call, jnp.arange(query.shape[1])[None])
+  return zero_masked(call, keep)
 
 
 def rotate(
@@ -302,9 +318,9 @@ def dsa_indexer_loss(
     `[B, T]` float32, in nats; 0 for a query that sees no key.
 
   Raises:
-    ValueError: as `dsa_attention`.
+    ValueError: as in `dsa_attention`.
 
-  Cost: time T·S·(I·D + N·H); memory B·C·S·(I+N), for C queries at once. No array is
+  Cost: time T·S·(I·D + N·H); memory B·C·S·(I+N), for C queries at a time. No array is
   T×S.
 
   Paper: DeepSeek-V3.2, arXiv:2512.02556, equations 3 and 4.

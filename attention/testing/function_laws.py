@@ -61,9 +61,6 @@ class Law:
     body, _, result = textwrap.dedent(body).rstrip().rpartition("return ")
     return [*body.splitlines(), f"got, expected = {result}"]
 
-  def __str__(self) -> str:
-    return self.name
-
 
 FUNCTION_LAWS: dict[str, Law] = {}
 """Maps names to laws, in the order of the report."""
@@ -87,10 +84,7 @@ def future(f, q, k, v) -> Results:
 
 @_law(causal=True)
 def prefixes(f, q, k, v) -> Results:
-  """The first results of a causal call are the results of the first positions alone.
-
-  This is decoding without a cache: each token in turn equals the whole call.
-  """
+  """A causal call of the first positions has the first results of the whole call."""
   t = q.shape[1] // 2
   return f(q[:, :t], k[:, :t], v[:, :t]), f(q, k, v)[:, :t]
 
@@ -124,7 +118,7 @@ def padding_of_one_example(f, q, k, v) -> Results:
 
 @_law("mask", may_refuse=True)
 def content_of_masked_positions(f, q, k, v) -> Results:
-  """Masked keys and values inside a sequence do not affect the results around them."""
+  """Masked keys and values inside a sequence do not affect the other results."""
   t = q.shape[1] // 2
   kept = np.arange(q.shape[1]) != t
   mask = np.broadcast_to(kept, (len(q), 1, 1, q.shape[1]))
@@ -138,13 +132,12 @@ def content_of_masked_positions_after_a_state(f, q, k, v) -> Results:
   """Masked positions of a call that continues a state do not affect its results."""
   t = q.shape[1] // 2
   _, state = f(q[:, :t], k[:, :t], v[:, :t], return_state=True)
-  mask = np.broadcast_to(
-    np.arange(t, q.shape[1]) > t, (len(q), 1, 1, q.shape[1] - t)
-  )
-  how = {"mask": mask, "initial_state": state, "return_state": True}
-  out, end = f(q[:, t:], k[:, t:], v[:, t:], **how)
+  mask = np.ones((len(q), 1, 1, q.shape[1] - t), bool)
+  mask[..., 0] = False
+  options = {"mask": mask, "initial_state": state, "return_state": True}
+  out, end = f(q[:, t:], k[:, t:], v[:, t:], **options)
   k[:, t], v[:, t] = 3.0 * k[:, t] + 1.0, 2.0 - v[:, t]
-  again, final = f(q[:, t:], k[:, t:], v[:, t:], **how)
+  again, final = f(q[:, t:], k[:, t:], v[:, t:], **options)
   return (again[:, 1:], final), (out[:, 1:], end)
 
 
@@ -152,13 +145,10 @@ def content_of_masked_positions_after_a_state(f, q, k, v) -> Results:
 def packing(f, q, k, v) -> Results:
   """Each packed example has the results that it has alone."""
   t = q.shape[1] // 2
-  ids = np.broadcast_to(1 + (np.arange(q.shape[1]) >= t), q.shape[:2]).astype(
-    np.int32
-  )
-  first, second = (
-    f(q[:, :t], k[:, :t], v[:, :t]),
-    f(q[:, t:], k[:, t:], v[:, t:]),
-  )
+  ids = np.ones(q.shape[:2], np.int32)
+  ids[:, t:] = 2
+  first = f(q[:, :t], k[:, :t], v[:, :t])
+  second = f(q[:, t:], k[:, t:], v[:, t:])
   return f(q, k, v, segment_ids=ids), np.concatenate([first, second], axis=1)
 
 
@@ -166,9 +156,8 @@ def packing(f, q, k, v) -> Results:
 def packing_of_nan(f, q, k, v) -> Results:
   """NaN in a packed example does not reach the next one."""
   t = q.shape[1] // 2
-  ids = np.broadcast_to(1 + (np.arange(q.shape[1]) >= t), q.shape[:2]).astype(
-    np.int32
-  )
+  ids = np.ones(q.shape[:2], np.int32)
+  ids[:, t:] = 2
   out = f(q, k, v, segment_ids=ids)
   k[:, :t], v[:, :t] = np.nan, np.nan
   return f(q, k, v, segment_ids=ids)[:, t:], out[:, t:]
@@ -178,10 +167,8 @@ def packing_of_nan(f, q, k, v) -> Results:
 def packing_by_lengths(f, q, k, v) -> Results:
   """Each example of a row that `cu_seqlens` divides has the results it has alone."""
   q, k, v, t = q[:1], k[:1], v[:1], q.shape[1] // 2
-  first, second = (
-    f(q[:, :t], k[:, :t], v[:, :t]),
-    f(q[:, t:], k[:, t:], v[:, t:]),
-  )
+  first = f(q[:, :t], k[:, :t], v[:, :t])
+  second = f(q[:, t:], k[:, t:], v[:, t:])
   ends = np.array([0, t, q.shape[1]], np.int32)
   return f(q, k, v, cu_seqlens=ends), np.concatenate([first, second], axis=1)
 
@@ -224,7 +211,7 @@ def empty_rows(f, q, k, v) -> Results:
 
 @_law("mask", may_refuse=True)
 def gradients_at_empty_rows(f, q, k, v) -> Results:
-  """A query whose keys are all masked has zero gradients and gives none."""
+  """A query whose keys are all masked has zero gradients, and so have these keys."""
   mask = np.ones((len(q), 1, 1, q.shape[1]), bool)
   mask[1] = False
 
@@ -285,7 +272,7 @@ def scale(f, q, k, v) -> Results:
 
 @_law("initial_state", "return_state", causal=True, may_refuse=True)
 def tokens(f, q, k, v) -> Results:
-  """One token after another, with the state handed on, equals the whole call."""
+  """Decoding token by token, each from the last state, equals the whole call."""
   outs, state = [], None
   for t in range(q.shape[1]):
     part = (x[:, t : t + 1] for x in (q, k, v))
@@ -296,7 +283,7 @@ def tokens(f, q, k, v) -> Results:
 
 @_law("initial_state", "return_state", causal=True, may_refuse=True)
 def states(f, q, k, v) -> Results:
-  """A state that is handed on at any split gives the whole call and its state."""
+  """A call from the state of the first positions continues the whole call."""
   got, length = [], q.shape[1]
   for t in sorted({1, length // 3, length - 1} - {0}):
     out, state = f(q[:, :t], k[:, :t], v[:, :t], return_state=True)
@@ -308,7 +295,7 @@ def states(f, q, k, v) -> Results:
 
 @_law(tolerance=2**-7)
 def bfloat16(f, q, k, v) -> Results:
-  """In bfloat16, a result differs by the rounding of a few numbers of its size."""
+  """In bfloat16, results differ by a few rounding errors."""
   low = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
   return f(*low).astype(jnp.float32), f(*(x.astype(jnp.float32) for x in low))
 
@@ -328,7 +315,7 @@ def jit(f, q, k, v) -> Results:
 
 @_law()
 def vmap(f, q, k, v) -> Results:
-  """A mapped call equals its calls one after another."""
+  """A call in `jax.vmap` equals separate calls."""
   q, k, v = (np.stack([x, x[::-1]]) for x in (q, k, v))
   return jax.vmap(f)(q, k, v), np.stack([f(q[i], k[i], v[i]) for i in (0, 1)])
 
@@ -343,10 +330,7 @@ def scan(f, q, k, v) -> Results:
 
 @_law(tolerance=2e-3)
 def grad(f, q, k, v) -> Results:
-  """Gradients equal differences of results, for each array.
-
-  The differences are of fourth order, and sums are in float64.
-  """
+  """Gradients equal fourth-order differences of results, for each array."""
   arrays, got, expected = (q, k, v), [], []
 
   def loss(*x):
@@ -389,7 +373,7 @@ def checkpoint(f, q, k, v) -> Results:
 
 @_law(devices=2)
 def shard_map(f, q, k, v) -> Results:
-  """A batch that is divided over devices has the same results."""
+  """A batch that is sharded over devices has the same results."""
   mesh, spec = jax.make_mesh((2,), ("data",)), jax.P("data")
   shards = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
   placed = jax.device_put([q, k, v], jax.NamedSharding(mesh, spec))
@@ -398,7 +382,7 @@ def shard_map(f, q, k, v) -> Results:
 
 @_law("mask", may_refuse=True)
 def lengths_by_mask(f, q, k, v) -> Results:
-  """Sequences of 1, 2, 3 and lengths near a block equal padded sequences."""
+  """Short sequences, and those about as long as a block, equal padded sequences."""
   got, expected, mask = [], [], np.zeros((len(q), 1, 1, q.shape[1]), bool)
   for n in (n for n in (1, 2, 3, 7, 63, 64, 65, 127) if n < q.shape[1]):
     mask[...] = np.arange(q.shape[1]) < n
@@ -409,7 +393,7 @@ def lengths_by_mask(f, q, k, v) -> Results:
 
 @_law(causal=True)
 def lengths(f, q, k, v) -> Results:
-  """Causal calls of 1, 2, 3 and lengths near a block equal the start of the longest."""
+  """Causal calls of short lengths, and of about a block, equal the longest call."""
   sizes = [n for n in (1, 2, 3, 7, 63, 64, 65, 127) if n < q.shape[1]]
   got = [f(q[:, :n], k[:, :n], v[:, :n]) for n in sizes]
   return got, [f(q, k, v)[:, :n] for n in sizes]
@@ -439,9 +423,8 @@ def bias_is_honoured(f, q, k, v) -> Results:
 @_law("segment_ids", differs=True, may_refuse=True)
 def segments_are_honoured(f, q, k, v) -> Results:
   """Segment ids change the result, or are refused."""
-  ids = np.broadcast_to(1 + (np.arange(q.shape[1]) > 0), q.shape[:2]).astype(
-    np.int32
-  )
+  ids = np.ones(q.shape[:2], np.int32)
+  ids[:, 1:] = 2
   return f(q, k, v, segment_ids=ids), f(q, k, v)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from attention import ATTENTIONS, definitions
-from attention.definitions import recurrent
+from attention.definitions import delta_rule, gated_linear
 from attention.testing import CHECKS, Mechanism
 
 _MECHANISMS: dict[str, dict[str, Any]] = {
@@ -32,8 +32,12 @@ _MECHANISMS: dict[str, dict[str, Any]] = {
 
 def _mechanism(name: str, options: dict[str, Any]) -> Mechanism:
   """A mechanism with its definition in `attention.definitions`."""
-  definition = getattr(definitions, f"{name}_attention", None)
-  definition = definition or getattr(recurrent, name)
+  modules = (
+    (definitions, f"{name}_attention"),
+    (gated_linear, name),
+    (delta_rule, name),
+  )
+  definition = next(getattr(x, y) for x, y in modules if hasattr(x, y))
   parameters = inspect.signature(definition).parameters
   shared = {key: value for key, value in options.items() if key in parameters}
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from attention import ATTENTIONS, bigbird_random_blocks, definitions
-from attention.definitions import recurrent
+from attention.definitions import delta_rule, gated_linear, recurrent
 from attention.definitions.linear import (
   elu_plus_one,
   hedgehog_features,
@@ -19,8 +19,9 @@ from attention.testing import Mechanism
 
 def definition_of(name):
   """The definition of a recurrence with its gates."""
-  if hasattr(recurrent, name):
-    return getattr(recurrent, name)
+  for module in (gated_linear, delta_rule):
+    if hasattr(module, name):
+      return getattr(module, name)
   module = importlib.import_module(f"attention.definitions.{name}")
   return getattr(module, name)
 

@@ -15,7 +15,7 @@ from attention import (
   kimi_delta,
   lightning,
 )
-from attention.definitions import recurrent
+from attention.definitions import gated_linear
 from attention.platform import backend
 from attention.recurrent.scan import chunk_prefixes
 from attention.recurrent.triangular import inverse, pair_decays, pairs
@@ -303,7 +303,7 @@ def test_lightning_has_slopes_for_any_number_of_heads(slopes):
   qkv = rng.standard_normal((3, 1, 9, 3, 4), np.float32)
   options = {"depth": 0.5, "slopes": slopes}
   apply = functools.partial(lightning(**options).apply, {}, is_causal=True)
-  expected = recurrent.lightning(*qkv.astype(float), **options)
+  expected = gated_linear.lightning(*qkv.astype(float), **options)
   np.testing.assert_allclose(
     jax.jit(apply)(*qkv), expected, rtol=1e-5, atol=1e-6
   )

@@ -10,7 +10,7 @@ import numpy as np
 
 import attention
 from attention import definitions
-from attention.definitions import recurrent
+from attention.definitions import delta_rule, gated_linear
 from tests.verification.peers.vectors import Arrays, Case
 
 QKV = ("query", "key", "value")
@@ -43,8 +43,9 @@ def defined(case: Case) -> dict[str, Any]:
     if "return_lse" in case.options:
       found = (found,)
     return named(case, found)
-  if hasattr(recurrent, case.function):
-    module = recurrent
+  for module in (gated_linear, delta_rule):
+    if hasattr(module, case.function):
+      break
   else:
     module = importlib.import_module(f"attention.definitions.{case.function}")
   params, rest = split(case.given)
