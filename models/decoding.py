@@ -16,6 +16,7 @@ from models.config import PAD_ID
 from models.kind import Model
 from models.rows import where_rows
 from models.sizes import check_id_mask, check_ids, check_length, known_ids
+from models.transformer import OPTIONAL
 from settings.suggest import did_you_mean
 
 METHODS = ("greedy", "sample", "beam")
@@ -149,7 +150,8 @@ def generate(
     # With further inputs, some ids may be placeholders for them.
     None if embedded else vocab_size,
   )
-  readable = getattr(model, "optional", ())
+  # The others are options of a whole batch.
+  readable = [x for x in getattr(model, "optional", ()) if x not in OPTIONAL]
   for name in embedded:
     if name not in readable:
       known = [*inspect.signature(generate).parameters, *readable]
