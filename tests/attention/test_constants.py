@@ -221,6 +221,8 @@ def test_first_gates_are_those_of_the_authors(name):
     ("gated_delta", lambda p: jnp.exp(p["log_rate"]), 1.0, 16.0),
     ("mamba2", lambda p: jnp.log(jax.nn.softplus(p["step_bias"])), *_STEPS),
     ("mamba", lambda p: jnp.log(jax.nn.softplus(p["step_bias"])), *_STEPS),
+    ("momentum_delta", lambda p: jnp.exp(p["log_factor"]), 0.0, 4.0),
+    ("momentum_delta", lambda p: jnp.exp(p["log_correction"]), 0.0, 1.0),
     # a⁸ of Griffin's λ, equation 6 and section 2.4.
     ("rg_lru", lambda p: jax.nn.sigmoid(-p["log_rate"]) ** 8, 0.9, 0.999),
   ],
@@ -256,7 +258,7 @@ _SPREADS = {
   "rwkv6": {"decay_up": 0.1 * 64**-0.5},
   "rwkv7": {"decay_up": 0.1 * 32**-0.5, "rate_up": 0.1 * 32**-0.5},
   "ttt_linear": {"initial_weights": 0.02},
-  "differential": {"": 0.1},
+  **{"differential": {"": 0.1}, "mlstm": {"": 0.1}},
   # Of a normal distribution that is cut at two standard deviations.
   "window_2d": {"": 0.02 * 0.8796},
 }
@@ -273,7 +275,7 @@ def test_first_kernels_have_a_spread_and_a_key_of_their_own(name):
   drawn = {
     one: np.asarray(x, float)
     for one, x in params.items()
-    if one.endswith((*ends, "initial_weights")) and np.std(x) > 0
+    if one.endswith((*ends, "initial_weights", "input_bias")) and np.std(x) > 0
   }
   spreads = _SPREADS.get(name, {})
   for one, x in drawn.items():
