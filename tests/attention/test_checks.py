@@ -463,6 +463,18 @@ def test_a_record_is_no_attention_function(unchecked):
       attention_testing.check_mechanism(wrong, None)
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_options_of_a_function_are_capabilities_of_its_record(name):
+  options = {*inspect.signature(FUNCTIONS[name]).parameters}
+  capabilities = mechanisms.CALL_OPTIONS
+  supports = mechanisms.example(ATTENTIONS[name]).supports
+  # A table of the grid, and sinks that are trained, are the record's own.
+  own = {"window_2d": {"relative"}, "compressed": {"sinks"}}.get(name, set())
+  for option, capability in capabilities.items():
+    is_option = option in options and capability not in own
+    assert is_option == (capability in supports), option
+
+
 RECURRENCES = [n for n, p in PARAMETERS.items() if "segment_ids" in p]
 
 
