@@ -325,13 +325,11 @@ def _check_dropout(name, rate, sizes, given) -> None:
     )
 
 
-def check_soft_cap(cap: float) -> None:
+def check_soft_cap(cap: float, name: str = "logits_soft_cap") -> None:
   """Raises ValueError unless c in c · tanh(x / c) is finite and above 0."""
   is_number = isinstance(cap, int | float) and not isinstance(cap, bool)
   if not (is_number and 0.0 < cap < math.inf):
-    raise ValueError(
-      f"logits_soft_cap: expected a finite number above 0, got {cap!r}"
-    )
+    raise ValueError(f"{name}: expected a finite number above 0, got {cap!r}")
 
 
 def softmax_scale(

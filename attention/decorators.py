@@ -228,6 +228,10 @@ def _annotation_text(annotation: Any) -> _AnnotationText:
   return _AnnotationText(re.sub(r"(?:\w+\.)+(?=\w)", "", text))
 
 
+def _python_value(value: Any) -> Any:
+  return value.item() if isinstance(value, np.generic) else value
+
+
 def attention_factory(
   factory: Callable[P, Attention],
 ) -> Callable[P, Attention]:
@@ -248,7 +252,10 @@ def attention_factory(
     )
 
   @functools.wraps(factory)
-  def checked(*args: P.args, **options: P.kwargs) -> Attention:
+  def checked(*values: P.args, **named_values: P.kwargs) -> Attention:
+    # NumPy's booleans are not Python's, which factories expect.
+    args = tuple(map(_python_value, values))
+    options = {n: _python_value(x) for n, x in named_values.items()}
     given = dict(zip(parameters, args, strict=False)) | options
     for option, value in given.items():
       if option in ("query", "key", "value") or getattr(value, "ndim", 0):

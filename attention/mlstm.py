@@ -201,7 +201,7 @@ def mlstm(
   arXiv:2405.04517, equations 19 to 27; xLSTM 7B, arXiv:2503.13427.
   """
   if gate_soft_cap is not None:
-    checks.check_soft_cap(gate_soft_cap)
+    checks.check_soft_cap(gate_soft_cap, "gate_soft_cap")
   if not epsilon >= 0.0:
     raise ValueError(f"epsilon: expected at least 0, got {epsilon!r}")
 

@@ -22,6 +22,7 @@ from models.decoding_checks import (
 from models.kind import Model
 from models.rows import where_rows
 from models.sizes import check_length
+from models.transformer import OPTIONAL
 from settings.suggest import did_you_mean
 
 
@@ -118,7 +119,8 @@ def generate(
     # With further inputs, some ids may be placeholders for them.
     None if embedded else vocab_size,
   )
-  readable = getattr(model, "optional", ())
+  # The others are options of a whole batch.
+  readable = [x for x in getattr(model, "optional", ()) if x not in OPTIONAL]
   for name in embedded:
     if name not in readable:
       known = [*inspect.signature(generate).parameters, *readable]

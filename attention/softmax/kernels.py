@@ -107,7 +107,7 @@ def _obstacle(kernel, query, key, value, visible, logits, others) -> str:
       f"{query.shape[1]} and {key.shape[1]}"
     )
   if backend.name() == "tpu":
-    return _mosaic_obstacle(query, key, value, _mask(visible), logits.bias)
+    return _mosaic_obstacle(query, _mask(visible), logits.bias)
   if query.dtype not in (jnp.float16, jnp.bfloat16):
     return f"takes float16 and bfloat16, got {query.dtype}"
   if kernel == "cudnn":
@@ -127,8 +127,6 @@ def _has_window(visible: Visible) -> bool:
 
 def _cudnn_obstacle(query, key, value, visible) -> str:
   """The reason why cuDNN, or JAX's check for it, refuses a call."""
-  if not query.dtype == key.dtype == value.dtype:
-    return f"takes one dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
   head_dim = query.shape[-1]
   if value.shape[-1] != head_dim:
     return (
@@ -154,14 +152,13 @@ def _cudnn_obstacle(query, key, value, visible) -> str:
   return ""
 
 
-def _mosaic_obstacle(query, key, value, mask, bias) -> str:
+def _mosaic_obstacle(query, mask, bias) -> str:
   """The reason why tokamax's TPU kernel refuses a call.
 
   tokamax would then fall back to its T×S form, which is no better than 'xla'.
   """
-  for x in (query, key, value):
-    if x.dtype not in (jnp.float32, jnp.bfloat16):
-      return f"takes float32 and bfloat16 on a TPU, got {x.dtype}"
+  if query.dtype not in (jnp.float32, jnp.bfloat16):
+    return f"takes float32 and bfloat16 on a TPU, got {query.dtype}"
   if bias is not None:
     return "cannot take bias on a TPU"
   if mask is not None and mask.shape[:2] != (1, 1):

@@ -109,7 +109,7 @@ def check_shards(
     )
   refused = {
     "mask_mod": visible.mods or None,
-    "visible": visible.bands or visible.positions or visible.query_start,
+    "visible": visible.bands or visible.positions,
     "block_mask": visible.block_mask,
     "bias": logits.bias,
     "score_mod": logits.score_mod,

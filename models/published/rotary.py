@@ -152,7 +152,7 @@ def _parameters(
   old = old if rotary.scaled else {}
   if new and any(new.get(name) != value for name, value in old.items()):
     raise ValueError(
-      f"rope_scaling: expected the values of rope_parameters,  {reprlib.repr(new)}, got "
+      f"rope_scaling: expected the values of rope_parameters {reprlib.repr(new)}, got "
       f"{reprlib.repr(old)}"
     )
   both = {"rope_type": "default", **old, **new}

@@ -78,9 +78,7 @@ def as_pretrained(model: Model, variables: Mapping[str, Any]) -> Pretrained:
       "no published family fits this model: no family for export has kind "
       f"'{config.kind}' with head '{config.head}'"
     )
-  raise ValueError(
-    f"no published family fits this model:  {'; '.join(reasons)}"
-  )
+  raise ValueError(f"no published family fits this model: {'; '.join(reasons)}")
 
 
 def _differences(ours: Any, theirs: Any) -> list[str]:

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import math
 import re
 
 import chex
@@ -195,14 +196,111 @@ def test_lists_in_place_of_arrays_are_refused_by_records(unchecked):
 
 
 def test_an_axis_without_anything_is_refused():
-  none, decay = X[:, :, :0], jnp.zeros((1, 4, 2))
-  with pytest.raises(
-    ValueError, match=r"^query: expected sizes of at least one"
+  decay = jnp.zeros((1, 4, 2))
+  recurrence = functools.partial(
+    attention.gated_linear_attention, log_decay=decay
+  )
+  index = {"index_query": X[:, :, :0], "index_key": X[:, :, 0]}
+  index |= {"index_weight": decay[:, :, :0], "top_k": 2}
+  selecting = functools.partial(attention.dsa_attention, **index)
+  for function, name, *qkv in (
+    (attention.dense_attention, "query", *[X[:0]] * 3),
+    (attention.dense_attention, "query", X[:, :0], X, X),
+    (attention.dense_attention, "query", X[:, :, :0], X, X),
+    (attention.dense_attention, "query", *[X[..., :0]] * 3),
+    (attention.dense_attention, "key", X, *[X[:, :0]] * 2),
+    (attention.dense_attention, "key", X, *[X[:, :, :0]] * 2),
+    (attention.dense_attention, "value", X, X, X[..., :0]),
+    (recurrence, "query", X[:, :, :0], X, X),
+    (recurrence, "value", X, X, X[:, :, :0]),
+    (selecting, "index_query", X, X, X),
   ):
-    attention.gated_linear_attention(none, X, X, log_decay=decay)
+    with pytest.raises(
+      ValueError, match=rf"^{name}: expected sizes of at least one"
+    ):
+      function(*qkv)
   blocks = jnp.zeros((1, 4, 1, 0), int)
   with pytest.raises(ValueError, match=r"^block_indices: .* M of at least 1"):
     attention.selected_attention(X, X, X, block_indices=blocks, block_size=4)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"query": X[0]}, r"query: .* as_attention_fn\(function\) takes arr.* batch$"),
+    ({"query_segment_ids": jnp.zeros((1, 4, 2), int)},
+     r"query_segment_ids: expected 2 axes \[B, T\], got shape \(1, 4, 2\)$"),
+    ({"query_segment_ids": jnp.zeros((1, 3), int)},
+     r"query_segment_ids: expected \[1, 4\] for \[B, T\], got shape \(1, 3\)$"),
+    ({"sinks": jnp.zeros((4, 2))}, r"sinks: expected \[2\] for"),
+    ({"relative_bias": jnp.zeros((3, 7))}, "relative_bias: expected"),
+    ({"relative_bias": jnp.zeros((2, 6))}, "relative_bias: expected"),
+    ({"relative_bias": jnp.zeros((1, 2, 7))}, "relative_bias: expected"),
+    ({"relative_keys": jnp.zeros((7, 7))}, "relative_keys: expected"),
+    ({"relative_keys": jnp.zeros((2, 7, 7))}, "relative_keys: expected"),
+    *(
+      ({"log_forget": jnp.zeros((1, 4, 2)), "is_causal": True,
+        "key": jnp.ones((1, length, 2, 8)), "value": jnp.ones((1, length, 2, 8))},
+       "log_forget: expected query and key of one length")
+      for length in (3, 5)
+    ),
+    *(({"logits_soft_cap": x}, "logits_soft_cap: expected a finite number above 0")
+      for x in (math.inf, math.nan, True, -1)),
+    ({"mask": jnp.ones((1, 2, 1, 5), bool)}, "mask: expected rank 4"),
+  ],
+)  # fmt: skip
+def test_shapes_and_numbers_that_do_not_fit_are_told(
+  change, message, unchecked
+):
+  with pytest.raises(ValueError, match=f"^{message}"):
+    attention.dense_attention(**{"query": X, "key": X, "value": X} | change)
+
+
+def test_hints_are_given_where_they_help(unchecked):
+  for shape, hint in (
+    ((1, 1, 4, 4), r"\(1, 1, 4, 4\); a causal mask is is_causal=True; "),
+    ((1, 2, 1, 4), r"\(1, 2, 1, 4\); "),
+  ):
+    with pytest.raises(ValueError, match=f"got shape {hint}[a-z]+ [a-z]+ "):
+      attention.linear_attention(X, X, X, mask=jnp.ones(shape, bool))
+  decay = jnp.zeros((1, 4, 2))
+  with pytest.raises(ValueError, match=r"^key: .*cross-attention use dense$"):
+    attention.gated_linear_attention(X, X[:, :3], X[:, :3], log_decay=decay)
+  for lists in ([[1.0]], (1.0,)):
+    with pytest.raises(ValueError, match=r"; jnp.asarray\(query\) makes one$"):
+      attention.dense_attention(lists, X, X)
+  with pytest.raises(
+    ValueError, match=r"^implementation: expected None or one"
+  ):
+    attention.flash_attention(X, X, X, implementation="x")
+  with pytest.raises(
+    ValueError, match=r"^kernel: expected one of softmax, rel"
+  ):
+    ATTENTIONS["performer"](kernel="x")
+
+
+def test_numbers_of_any_kind_are_numbers():
+  expected = attention.dense_attention(X, X, X, scale=2.0, logits_soft_cap=3.0)
+  for kind in (int, np.float32, np.int64, np.array, jnp.float32):
+    found = attention.dense_attention(X, X, X, scale=kind(2), logits_soft_cap=3)
+    np.testing.assert_array_equal(found, expected)
+  one_row = attention.dense_attention(
+    X, X, X, block_size=np.int64(1), is_causal=np.bool_(True)
+  )
+  causal = attention.dense_attention(X, X, X, is_causal=True)
+  np.testing.assert_allclose(one_row, causal, rtol=1e-6)
+  weight = np.float64(0.5)
+  assert (
+    attention.differential_attention(X, X, X, weight=weight).shape == X.shape
+  )
+
+
+def test_results_have_the_dtype_of_the_query():
+  half = X.astype(jnp.bfloat16)
+  out, lse = attention.dense_attention(half, X, X, return_lse=True)
+  assert (out.dtype, lse.dtype) == (jnp.bfloat16, jnp.float32)
+  assert attention.dense_attention(half, X, X).dtype == jnp.bfloat16
+  assert attention.dense_attention(X, half, half).dtype == jnp.float32
 
 
 def test_an_axis_of_a_fixed_size_has_it():
@@ -245,18 +343,30 @@ def test_decode_and_prefill_refuse_what_they_would_misread(name, unchecked):
     {"mask": jnp.ones((1, 1, 1, 4), bool)},
     {"visible": attention.causal()},
     {"bias": jnp.zeros((1, 1, 1, 4))},
+    *({"return_lse": True}, {"axis_name": "x"}, {"dropout_rate": 0.1}),
+    *({"dropout_rng": None}, {"global_qkv": None}),
+    {"global_indices": jnp.zeros((1, 1), int)},
+    {"key_segment_ids": jnp.zeros((1, 4), int)},
     {"widnow": 3},
   )
   keys = (None,) * 2 if key is None else (row, row)
   decode = functools.partial(record.decode, variables, cache, **first)
   assert_refused(functools.partial(decode, row, *keys), *options)
-  assert_refused(functools.partial(decode, X[:, :2], *keys), ("query", {}))
+  for wrong in (X[:, :2], row[:, :, 0]):
+    assert_refused(functools.partial(decode, wrong, *keys), ("query", {}))
   if key is not None:
     assert_refused(functools.partial(decode, row, X, row), ("key", {}))
   prefill = functools.partial(record.prefill, variables, cache, X, key, key)
   prefill = functools.partial(prefill, **gates)
   three = jnp.array([3])
   assert_refused(functools.partial(prefill, three), *options)
+  if name == "dense":  # Its cache has a size, and it takes tables.
+    shapes = (3, 7), (2, 6), (1, 2, 7)
+    tables = ({"relative_bias": jnp.zeros(shape)} for shape in shapes)
+    assert_refused(functools.partial(decode, row, *keys), *tables)
+    long = jnp.ones((1, 5, 2, 8))
+    full = functools.partial(record.prefill, variables, cache, *[long] * 3)
+    assert_refused(full, ("cache", {"lengths": three}))
   for lengths in ([3], 3, three[None], three * 1.0, three - 4, three + 2):
     assert_refused(functools.partial(prefill, lengths), ("lengths", {}))
 
@@ -441,6 +551,18 @@ def test_a_record_is_no_attention_function(unchecked):
   for wrong in (ATTENTIONS["dense"](), attention.dense_attention):
     with pytest.raises(ValueError, match=r"^factory: expected a function"):
       attention_testing.check_mechanism(wrong, None)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_options_of_a_function_are_capabilities_of_its_record(name):
+  options = {*inspect.signature(FUNCTIONS[name]).parameters}
+  capabilities = mechanisms.CALL_OPTIONS
+  supports = mechanisms.example(ATTENTIONS[name]).supports
+  # A table of the grid, and sinks that are trained, are the record's own.
+  own = {"window_2d": {"relative"}, "compressed": {"sinks"}}.get(name, set())
+  for option, capability in capabilities.items():
+    is_option = option in options and capability not in own
+    assert is_option == (capability in supports), option
 
 
 RECURRENCES = [n for n, p in PARAMETERS.items() if "segment_ids" in p]

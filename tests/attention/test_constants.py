@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 import math
 import pathlib
 import re
@@ -220,6 +221,8 @@ def test_first_gates_are_those_of_the_authors(name):
     ("gated_delta", lambda p: jnp.exp(p["log_rate"]), 1.0, 16.0),
     ("mamba2", lambda p: jnp.log(jax.nn.softplus(p["step_bias"])), *_STEPS),
     ("mamba", lambda p: jnp.log(jax.nn.softplus(p["step_bias"])), *_STEPS),
+    ("momentum_delta", lambda p: jnp.exp(p["log_factor"]), 0.0, 4.0),
+    ("momentum_delta", lambda p: jnp.exp(p["log_correction"]), 0.0, 1.0),
     # a⁸ of Griffin's λ, equation 6 and section 2.4.
     ("rg_lru", lambda p: jax.nn.sigmoid(-p["log_rate"]) ** 8, 0.9, 0.999),
   ],
@@ -233,3 +236,54 @@ def test_first_rates_are_uniform(name, values, low, high):
   assert -1e-5 < share.min() < 0.02
   assert 0.98 < share.max() < 1 + 1e-5
   np.testing.assert_allclose(share.mean(), 0.5, atol=0.03)
+
+
+_DIMS = Dims(40, 40, 24, 2048, 56)
+_OPTIONS = {
+  "compressed": {"stride": 4, "top_k": 4},
+  "dense": {"sinks": "inputs", "forget": True},
+  "linformer": {"rank": 16},
+  "moba": {"num_index_heads": 3},
+  "nystrom": {"conv_kernel_size": 33},
+  "path": {"forget": True},
+}
+_SPREADS = {
+  "linformer": {"": 16**-0.5},
+  "multiplicative": {"": 1 / 24},
+  "additive": {"score_kernel": 64**-0.5, "": 24**-0.5},
+  # Of all 960 channels; and uniform between ±1/√4.
+  "mamba": {"step_up": 12**-0.5, "": 960**-0.5},
+  "rg_lru": {"": 24**-0.5},
+  # A tenth of what others have, as in the authors' code.
+  "rwkv6": {"decay_up": 0.1 * 64**-0.5},
+  "rwkv7": {"decay_up": 0.1 * 32**-0.5, "rate_up": 0.1 * 32**-0.5},
+  "ttt_linear": {"initial_weights": 0.02},
+  **{"differential": {"": 0.1}, "mlstm": {"": 0.1}},
+  # Of a normal distribution that is cut at two standard deviations.
+  "window_2d": {"": 0.02 * 0.8796},
+}
+"""Standard deviations that are not 1/√(first axis), "" of all others."""
+
+
+@pytest.mark.parametrize("name", sorted({*ATTENTIONS} - {"window_linear"}))
+def test_first_kernels_have_a_spread_and_a_key_of_their_own(name):
+  record = ATTENTIONS[name](**_OPTIONS.get(name, {}))
+  # Differential attention has vectors of half a head.
+  dims = Dims(1, 1, 2000, 16) if name == "differential" else _DIMS
+  params = record.init(jax.random.key(0), dims).get("params", {})
+  ends = "kernel", "projection", "_up", "_down", "_1", "_2", "relative_bias"
+  drawn = {
+    one: np.asarray(x, float)
+    for one, x in params.items()
+    if one.endswith((*ends, "initial_weights", "input_bias")) and np.std(x) > 0
+  }
+  spreads = _SPREADS.get(name, {})
+  for one, x in drawn.items():
+    spread = spreads.get(one, spreads.get("", x.shape[0] ** -0.5))
+    # Five standard errors of a normal distribution.
+    allowed = 5 * spread / np.sqrt(2 * x.size)
+    assert abs(np.sqrt((x**2).mean()) - spread) < allowed, one
+  for one, other in itertools.combinations(drawn, 2):
+    count = min(drawn[one].size, drawn[other].size)
+    both = (drawn[x].ravel()[:count] for x in (one, other))
+    assert abs(np.corrcoef(*both)[0, 1]) < 6 / np.sqrt(count), (one, other)

@@ -88,6 +88,74 @@ def test_a_flag_is_true_or_false(name, option, unchecked):
       ATTENTIONS[name](**{option: value})
 
 
+_ABOVE_0 = (), (0.0, -1.0)
+_NSA = {"compress_size": 8, "stride": 4, "block_size": 8, "window": 8}
+
+
+@pytest.mark.parametrize(
+  ("name", "option", "others", "accepted", "refused"),
+  [
+    ("lightning", "depth", {}, (0.0, 1.0), (-0.1, 1.1)),
+    ("gated_linear", "temperature", {}, *_ABOVE_0),
+    ("gsa", "temperature", {}, *_ABOVE_0),
+    ("hgrn2", "lower_bound", {}, (0.0, 0.9), (-0.1, 1.0)),
+    ("kimi_delta", "lower_bound", {}, (-0.1,), (0.0, 0.1)),
+    ("mamba2", "min_step", {"max_step": 0.5}, (0.0, 0.5), (-0.1, 0.6)),
+    ("mamba", "norm_epsilon", {}, *_ABOVE_0),
+    ("mamba3", "rotary_fraction", {}, (0.1, 1.0), (0.0, 1.1)),
+    ("mesa", "min_regularizer", {}, (0.0,), (-0.1, 1.0)),
+    ("mlstm", "epsilon", {}, (0.0,), (-0.1,)),
+    ("mlstm", "gate_soft_cap", {}, (3, 0.1), (0.0, -1.0, math.inf, True)),
+    ("precond_delta", "squash", {}, (1.0, 2.0), (0.9, 2.1)),
+    ("gka", "ridge_ratio", {}, *_ABOVE_0),
+    ("titans", "max_rate", {}, (3.0,), (0.0, -1.0)),
+    ("ttt_linear", "base_rate", {}, *_ABOVE_0),
+    *(
+      (name, "max_rate", {}, (0.1, 2.0), (0.0, 2.1))
+      for name in ("delta", "gated_delta_2", "delta_product")
+    ),
+    ("differential", "start", {}, (0.0, 0.9), (-0.1, 1.0)),
+    ("window_2d", "shift", {"window": 3}, (0, 2), (-1, 3)),
+    ("nystrom", "conv_kernel_size", {}, (1, 3), (0, 2, 4)),
+    ("log_linear", "num_levels", {}, (2,), (1,)),
+    ("nsa", "num_blocks", _NSA, (3,), (2,)),
+    ("compressed", "rotary_dim", {}, (2,), (1, 3)),
+    ("compressed", "top_k", {"stride": 0}, (), (2,)),
+    *(
+      ("compressed", option, {}, (), (2,))
+      for option in ("num_index_heads", "index_dim", "query_rank")
+    ),
+    ("dsa", "index_dim", {}, (4, 8), (2, 6)),
+    ("dsa", "index_rotary_dim", {"index_dim": 6}, (2, 6), (3, 8)),
+    ("moba", "local_blocks", {}, (1,), (0, 2)),
+    ("moba", "index_norm_epsilon", {}, (), (0.1,)),
+    ("moba", "index_rotary_dim", {}, (), (2,)),
+    ("lsh", "num_buckets", {}, (1, 2, 4), (3, 5)),
+    ("flash", "block_size", {}, (3, (3, 5)), (0, (3,), (3, 5, 7), (3, 0))),
+    ("flash", "logits_soft_cap", {}, (3, 0.1), (0.0, math.inf, True)),
+  ],
+)
+def test_both_sides_of_each_bound(name, option, others, accepted, refused):
+  factory = ATTENTIONS[name]
+  for value in accepted:
+    factory(**others, **{option: value})
+  for value in refused:
+    with pytest.raises(ValueError, match=f"^{option}: expected .* got"):
+      factory(**others, **{option: value})
+
+
+def test_values_of_numpy_are_those_of_python():
+  for name, option, value in (
+    ("performer", "num_features", np.int32(16)),
+    ("flash", "block_size", np.int64(16)),
+    ("flash", "logits_soft_cap", np.float32(0.5)),
+    ("dense", "forget", np.bool_(True)),
+    ("dense", "sinks", np.bool_(True)),
+  ):
+    factory = ATTENTIONS[name]
+    assert factory(**{option: value}) is factory(**{option: value.item()})
+
+
 def test_other_hyperparameters_of_the_wrong_kind(unchecked):
   for name, option in (
     ("performer", "kernel"),

@@ -72,6 +72,18 @@ def misspelt() -> Attention:
 
 def claiming() -> Attention:
   return dense()._replace(decode=None)
+
+
+def uncached() -> Attention:
+  return dense()._replace(init_cache=None)
+
+
+def short_attention(q, k, v) -> Attention:
+  return v
+
+
+def several(*widths, **options) -> Attention:
+  return dense()
 """
 
 
@@ -95,6 +107,10 @@ def test_a_factory_is_found_by_name_and_by_path():
   assert isinstance(record, Attention)
   assert mechanisms.example("their_package.mine:plain").cost == "linear"
   mechanisms.build("their_package.mine:any_option", {"whatever": 3})
+  mechanisms.build("their_package.mine:several", {})
+  # An int is a float, and None is what the annotation says.
+  for rate in (3, 0.5, None):
+    mechanisms.build("their_package.mine:plain", {"steps": 3, "rate": rate})
   mechanisms.build("their_package.mine:quoted", {})
 
 
@@ -139,6 +155,8 @@ FAULTS = [
   (MINE + "listed", {}, "name: the `supports` of .* is a list"),
   (MINE + "misspelt", {}, "name: .* did you mean 'causal'"),
   (MINE + "claiming", {}, "name: .* its init_cache or decode is"),
+  (MINE + "uncached", {}, "name: .* its init_cache or decode is"),
+  (MINE + "short_attention", {}, "name: .* takes a query, as an "),
   (MINE + "plain", {}, "steps: .*:plain needs it, got nothing"),
   *(
     (MINE + "plain", options, message)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attention import (
+  alibi_bias,
   alibi_slopes,
   deberta_buckets,
   definitions,
@@ -48,7 +49,9 @@ def bucket_of(distance, num_buckets, max_distance, is_causal):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
-  ("num_buckets", "max_distance"), [(32, 128), (8, 20), (6, 9)]
+  # With (18, 128), powers of 2 are the first distances of their buckets.
+  ("num_buckets", "max_distance"),
+  [(32, 128), (8, 20), (6, 9), (18, 128)],
 )
 def test_t5_buckets(num_buckets, max_distance, is_causal):
   got = t5_buckets(max_distance, num_buckets=num_buckets, is_causal=is_causal)
@@ -74,6 +77,11 @@ def test_alibi_slopes_are_the_papers():
   np.testing.assert_allclose(alibi_slopes(16)[0], 2**-0.5, rtol=1e-12)
   twelve = [*alibi_slopes(8), *alibi_slopes(16)[0:8:2]]
   np.testing.assert_allclose(alibi_slopes(12), twelve, rtol=1e-12)
+  table = [
+    [-slope * far for far in (2, 1, 0, 1, 2)] for slope in (1 / 16, 1 / 256)
+  ]
+  np.testing.assert_array_equal(alibi_bias(2, 3), table)
+  np.testing.assert_array_equal(alibi_bias(1, 1), [[0.0]])
 
 
 @pytest.mark.parametrize(
@@ -140,6 +148,15 @@ def test_rows_of_deberta():
   np.testing.assert_array_equal(rows[:27], 15)
   assert (rows[40 + 23], rows[40 + 24], rows[80]) == (1, 0, 0)
   np.testing.assert_array_equal((16 - rows[::-1])[17:64], rows[17:64])
+  # The least of everything.
+  for longest, max_distance, num_buckets, expected in (
+    (0, 1, None, [1]),
+    (2, 1, None, [1, 1, 1, 0, 0]),
+    (2, 3, 2, [3, 3, 2, 1, 1]),
+    (5, 6, 8, [15, 12, 11, 10, 9, 8, 7, 6, 5, 4, 1]),
+  ):
+    sizes = {"max_distance": max_distance, "num_buckets": num_buckets}
+    np.testing.assert_array_equal(deberta_buckets(longest, **sizes), expected)
   assert_refused(
     lambda **change: deberta_buckets(**{"longest": 5} | change),
     {"longest": -1},

@@ -109,6 +109,8 @@ def test_what_is_refused():
     {"beta_fast": 1.0, **LLAMA3},
     ("high_freq_factor", LLAMA3 | {"high_freq_factor": 1.0}),
     {"mscale": 1.0, **YARN},
+    ("mscale", {"mscale_all_dim": 1.0, **YARN}),
+    {"factor": math.inf, "rope_type": "linear"},
     {"truncate": 0, **YARN},
     ("attention_factor", YARN | both),
   )
@@ -122,8 +124,45 @@ def test_what_is_refused():
     *({name: x} for name, x in wrong),
   )
   row, position = np.ones((1, 1, 1, 8), np.float32), np.ones((1, 1), int)
-  fractions = ({"fraction": x} for x in (2.0, -0.5, np.nan))
-  assert_refused(functools.partial(rotary, row, position), *fractions)
+  fractions = ({"fraction": x} for x in (2.0, -0.5, 0, np.nan))
+  turn = functools.partial(rotary, row, position)
+  assert_refused(turn, *fractions, ("inputs", {"fraction": 0.1}))
+  plain = functools.partial(rotary_frequencies, 8)
+  assert_refused(plain, {"theta": 0.0}, {"theta": -1.0})
+  with pytest.raises(ValueError, match=r"^features: 'dynamic' needs at least"):
+    rotary_frequencies(2, 9.0, DYNAMIC)
+  # The least that is accepted; θ^(−2/4) of 2⁻⁴ for a length up to L.
+  np.testing.assert_allclose(rotary_frequencies(2)[0], [1.0])
+  np.testing.assert_allclose(
+    rotary_frequencies(4, 16.0, DYNAMIC, length=8)[0], [1.0, 0.25]
+  )
+
+
+@pytest.mark.parametrize(
+  ("changed", "ramp"),
+  [
+    # Pair 8 · ln(64 / 2πr) / (2 · ln 10⁴) is −0.5 for r = 32 and 1.01 for 1, so
+    # the ramp is from 0 to 2; a factor below 1 has no temperature.
+    ({"factor": 0.5}, [0, 0.5, 1, 1]),
+    # The last pair is at most the number of features less 1.
+    ({"factor": 1.0, "beta_slow": 1e-9}, [0, 1 / 7, 2 / 7, 3 / 7]),
+    # Both ends are at 0 where no pair rotates once.
+    ({"factor": 1.0, "original_max_position_embeddings": 2}, [0, 1, 1, 1]),
+  ],
+)
+def test_ends_of_yarns_ramp(changed, ramp):
+  for factor in (changed["factor"], 4.0):
+    scaling = YARN | changed | {"factor": factor}
+    frequencies, temperature = rotary_frequencies(8, 1e4, scaling)
+    expected = 10.0 ** -np.arange(4) * (1 - np.array(ramp) * (1 - 1 / factor))
+    np.testing.assert_allclose(frequencies, expected, rtol=1e-6)
+    assert temperature == 1.0 + 0.1 * max(math.log(factor), 0.0)
+
+
+def test_rotary_computes_in_the_dtype_of_wide_inputs():
+  with jax.enable_x64(True):
+    x = jnp.full((1, 1, 1, 2), 1 / 3, jnp.float64)
+    np.testing.assert_array_equal(rotary(x, np.array([[0]])), x)
 
 
 def test_a_program_for_accelerators_has_no_table_of_angles():

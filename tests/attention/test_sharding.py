@@ -3,11 +3,16 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
 from attention import ATTENTIONS, Dims, gates_from_keys
+from attention.softmax.logits import Logits
+from attention.softmax.mods import make_block_mask
+from attention.softmax.sharding import check_shards
+from attention.softmax.visible import Visible, mask_mod, pair_mask
 from tests.attention.calls import normal
 from tests.attention.forms import FORMS, KINDS, RECURRENT, SIZES, thorough
 
@@ -20,6 +25,45 @@ SHARDINGS = {
 }
 _ALIKE = {*RECURRENT} - {"gated_linear", "kimi_delta"}
 """Recurrences whose code one of these two has."""
+
+
+_QKV = jnp.zeros((2, 6, 2, 4))
+
+
+def below(b, n, t, s):
+  del b, n
+  return s < t
+
+
+@pytest.mark.parametrize(
+  ("name", "seen", "logits"),
+  [
+    ("mask", pair_mask(jnp.ones((2, 1, 6, 6), bool)), Logits()),
+    ("mask", pair_mask(jnp.ones((2, 2, 1, 6), bool)), Logits()),
+    ("mask_mod", mask_mod(below), Logits()),
+    ("visible", Visible(query_start=2), Logits()),
+    ("visible", Visible(key_start=2), Logits()),
+    ("visible", Visible(bands=((_QKV[:, :, 0, 0],) * 2 + (3, True),)), Logits()),
+    ("block_mask", Visible(block_mask=make_block_mask(below, length=6)), Logits()),
+    ("bias", Visible(), Logits(bias=jnp.zeros((1, 1, 6, 6)))),
+    ("score_mod", Visible(), Logits(score_mod=below)),
+    ("logits_soft_cap", Visible(), Logits(soft_cap=2.0)),
+    ("sinks", Visible(), Logits(sinks=jnp.zeros(2))),
+    ("log_forget", Visible(right=0), Logits(log_forget=jnp.zeros((2, 6, 2)))),
+  ],
+)  # fmt: skip
+def test_what_a_sequence_in_shards_does_not_take(name, seen, logits):
+  with pytest.raises(ValueError, match=f"^{name}: expected "):
+    check_shards(_QKV, _QKV, seen, logits)
+
+
+def test_shards_of_a_causal_call_have_one_length():
+  check_shards(_QKV, _QKV[:, :4], Visible(), Logits())
+  for source in (_QKV[:, :4], jnp.zeros((2, 8, 2, 4))):
+    with pytest.raises(
+      ValueError, match=r"^is_causal: expected shards of equal"
+    ):
+      check_shards(_QKV, source, Visible(right=0), Logits())
 
 
 @functools.cache

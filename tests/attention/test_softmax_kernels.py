@@ -257,6 +257,16 @@ def test_a_query_that_sees_nothing_gets_zeros(monkeypatch, window):
     assert not x[1].any()
 
 
+def doubled(score, b, n, t, s):
+  del b, n, t, s
+  return 2 * score
+
+
+def even(b, n, t, s):
+  del b, n
+  return (t + s) % 2 == 0
+
+
 @pytest.mark.parametrize(
   ("implementation", "case", "options", "reason"),
   [
@@ -281,6 +291,12 @@ def test_a_query_that_sees_nothing_gets_zeros(monkeypatch, window):
       "cannot take relative_queries",
     ),
     ("tokamax", Case(), {"dropout_rate": 0.5}, "cannot take dropout_rate"),
+    ("tokamax", Case(("sinks",)), {}, "cannot take sinks"),
+    ("tokamax", Case(("logits_soft_cap",)), {}, "cannot take logits_soft_cap"),
+    ("tokamax", Case(("causal", "log_forget")), {}, "cannot take log_forget"),
+    ("tokamax", Case(), {"score_mod": doubled}, "cannot take score_mod"),
+    ("tokamax", Case(), {"mask_mod": even}, "cannot take mask_mod"),
+    ("tokamax", Case(), {"return_lse": True}, "cannot take return_lse"),
   ],
 )
 def test_what_a_kernel_cannot_serve(

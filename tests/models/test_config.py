@@ -41,7 +41,9 @@ def test_model_config_refuses():
     {"num_kv_heads": 2, "decoder_attention": latent},
     *({"num_qk_heads": 3}, {"num_qk_heads": 2, "num_kv_heads": 2}),
     {"shared_key_dim": 2},
-    {"shared_key_dim": 4096, "latent_rank": 3, "position": "rotary"},
+    {"shared_key_dim": 4, "latent_rank": 3, "position": "rotary"},
+    *(("shared_key_dim", {"latent_rank": 3}), {"out_rank": 2}),
+    {"position": "rotary", "rotary_fraction": 0.1},
     ("position", {"shared_key_dim": 3, "latent_rank": 3, "position": "rotary"}),
     *({"short_convolution_bias": True}, {"shared_norm": True}),
     {"shared_norm": True, "parallel": True, "norm": "output"},
@@ -65,6 +67,11 @@ def test_model_config_refuses():
     *({"attention_dropout_rate": -0.1}, {"activation": "tanh"}),
     *({"dtype": "float8"}, {"encoder_attention": WINDOW}),
     {"decoder_attention": LINFORMER},
+    {"decoder_attention": (WINDOW, WINDOW)},
+    (
+      "encoder_attention",
+      ENCODER | {"encoder_attention": PERFORMER, "global_projections": True},
+    ),
     {"decoder_attention": PERFORMER, "attention_dropout_rate": 0.1},
     {"cross_attention": WINDOW, "kind": "encoder_decoder"},
     {"decoder_around": ()},
@@ -76,12 +83,76 @@ def test_model_config_refuses():
     ("decoder_around[0].num_qk_heads", around(num_qk_heads=3)),
     ("decoder_around[0].position", around(position="none")),
     # All layers share its table.
-    (
-      "decoder_around[0].num_heads",
-      around(num_heads=2) | {"position": "alibi"},
+    *(
+      ("decoder_around[0].num_heads", around(num_heads=2) | {"position": x})
+      for x in ("alibi", "t5")
     ),
   )
+  assert_refused(DisentangledConfig, {"terms": ("c2p", "c2p")})
   assert_refused(AroundConfig, {"output_gate": "tanh"}, {"position": "learned"})
+
+
+ENCODER = {"kind": "encoder", "head": "hidden"}
+LEARNED = {"position": "learned", "position_offset": 2}
+EXPERTS = {"num_experts": 2}
+FACTORS = (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+  ("given", "fields"),
+  [
+    (
+      {},
+      {
+        **{"num_decoder_layers": 2, "head": "class", "token_types": 2},
+        **{"global_projections": True, "encoder_around": (SAME,)},
+        **{"relative_buckets": 8, "relative_distance": 64},
+        **{"position_offset": 2, "shared_norm": True},
+        **{"gate_factor": 2.0, "gate_slope": 2.0, "gate_limit": 1.0},
+        **{"gate_offset": 1.0, "mean_pooling": True, "pooler": True},
+        **{"pooler_activation": "relu", "transform_bias": False},
+        **{"transform_activation": "relu", "stream_steps": 3},
+        **{"stream_epsilon": 0.1, "short_convolution_activation": "none"},
+      },
+    ),
+    (LEARNED, {"position_padding": 1}),
+    ({"position": "learned"}, {"position_skips_masked": True}),
+    (
+      ENCODER,
+      {
+        **{"num_decoder_layers": 2, "decoder_around": (SAME,), "streams": 2},
+        **{"mean_pooling": True, "head_transform": True},
+        **{"logit_scale": 2.0, "logit_soft_cap": 3.0},
+        **{"short_convolution": True, "query_temperature": "log"},
+        **{"self_attention": False},
+      },
+    ),
+    (ENCODER | {"position": "learned"}, {"position_padding": 1}),
+    (ENCODER | LEARNED, {"position_skips_masked": True}),
+    (ENCODER | EXPERTS, {"router_table": 5}),
+    (ENCODER | {"head": "class"}, {"logit_scale": 2.0, "logit_soft_cap": 3.0}),
+    (ENCODER | {"position": "disentangled"}, {"global_projections": True}),
+    (
+      {"parallel": True},
+      {
+        **{"residual_factors": FACTORS, "mlp_residual_factors": FACTORS},
+        "norm": "residual",
+      },
+    ),
+    (
+      {"streams": 2},
+      {"residual_factors": FACTORS, "mlp_residual_factors": FACTORS},
+    ),
+    ({"mlp_features": 0}, EXPERTS),
+    ({"self_attention": False, "parallel": True}, {"shared_norm": True}),
+    ({"norm": "post"}, {"input_norm": False}),
+  ],
+)
+def test_a_field_that_a_model_does_not_read_is_refused(given, fields):
+  make(ModelConfig, **{"kind": "decoder", **SIZES, **given})
+  for name, value in fields.items():
+    with pytest.raises(ValueError, match=f"^{name}: expected "):
+      make(ModelConfig, **{"kind": "decoder", **SIZES, **given, name: value})
 
 
 @pytest.mark.parametrize(
@@ -126,8 +197,13 @@ def test_sizes_are_checked_when_the_model_is_made():
     create(config, **sizes)
   with pytest.raises(ValueError, match=r"^shared_vocabulary: "):
     create(config, shared_vocabulary=True, **{**sizes, "source_vocab_size": 9})
-  with pytest.raises(ValueError, match=r"^max_source_length: .*needs an int"):
-    create(config, **{**sizes, "max_source_length": None})
+  both = ModelConfig(kind="encoder_decoder", **SIZES)
+  sizes["max_target_length"] = 32
+  create(both, **{**sizes, "max_source_length": np.int64(32)})
+  for name in sizes:
+    for wrong in (None, 0, True, 8.0):
+      with pytest.raises(ValueError, match=f"^{name}: .*needs an int"):
+        create(both, **{**sizes, name: wrong})
 
 
 def test_configs_are_values():

@@ -362,6 +362,9 @@ def test_what_cannot_be_generated_raises(translator):
     {"method": "beams"},
     # The method is greedy, and does not read them.
     *({"temperature": 0.5}, {"beam_size": 8}),
+    *({"top_k": 3}, {"length_penalty": 0.0}, {"top_k": 3, "method": "beam"}),
+    *({"temperature": 0.5, "method": "beam"},),
+    *({"beam_size": 8, "method": "sample"},),
     ("rng", {"method": "sample"}),
     {"temperature": 0.0, "method": "sample"},
     *({"top_k": 8, "method": "sample"}, {"beam_size": 0, "method": "beam"}),
@@ -370,11 +373,13 @@ def test_what_cannot_be_generated_raises(translator):
     *({"max_length": x} for x in (0, 13)),
     *({"source": None}, {"prompt": np.ones((2, 3), int)}),
     *({"prompt_length": [0, x, 2], "prompt": prompt} for x in (1, 1.5)),
+    *({"prompt_length": x, "prompt": prompt} for x in ([1, 3, 2], [1, 2], 2)),
     {"prompt_length": [1, 1, 1]},
+    {"inputs_mask": np.ones((3, 2), bool), "prompt": prompt},
     # Numbers that would be rounded, and ids that no token has.
     *({"max_length": x} for x in (3.5, "4", True)),
     *({"eos_id": x} for x in (7, -2, 2.7, "2", True, None, [])),
-    *({"bos_id": x} for x in (1.7, True, None)),
+    *({"bos_id": x} for x in (1.7, True, None, -1, 7)),
     {"pad_id": 0.5},
     *({"top_k": x, "method": "sample"} for x in (2.0, True)),
     {"temperature": "1", "method": "sample"},
@@ -384,8 +389,17 @@ def test_what_cannot_be_generated_raises(translator):
     ),
     {"beam_size": 2.0, "method": "beam"},
     {"length_penalty": float("inf"), "method": "beam"},
+    {"temperature": float("inf"), "method": "sample"},
     *({"source_mask": x} for x in (np.ones((3, 6)), np.ones((3, 5), bool))),
   )
+  # At the bounds, and a key of the old kind.
+  limits = {"top_k": 7, "temperature": 9.0, "rng": jax.random.PRNGKey(0)}
+  limits |= {"prompt_length": np.array([1, 2, 2], np.int64), "prompt": prompt}
+  limits |= {"max_length": 11, "bos_id": np.int64(0), "pad_id": np.int64(3)}
+  tokens, _ = models.generate(
+    model, variables, **call | limits, method="sample"
+  )
+  assert tokens.shape == (3, 11)
   decoder = tiny.create("decoder")
   masked = functools.partial(models.generate, decoder, {}, max_length=3, **IDS)
   assert_refused(masked, {"source_mask": np.ones((3, 6), bool)})

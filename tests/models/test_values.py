@@ -2,7 +2,9 @@
 
 import math
 
+from flax import traverse_util
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from attention import Dims, dense
 import models
 from models.attention_module_variants import SHAW_DISTANCE, ShawAttention
 from models.config import ACTIVATIONS
+from models.depthwise import Depthwise
 from models.multi_head_attention import MultiHeadAttention
 from models.norms import NORM_KINDS
 from models.published import family
@@ -161,3 +164,67 @@ def test_positions_beside_a_scale_of_embeddings(position, scale):
     sines = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(8, 16)
     expected = expected + sines[None]
   np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+_OUT = 2**-0.5  # Of two sub-layers in one layer.
+
+
+@pytest.mark.parametrize(
+  ("choices", "spreads"),
+  [
+    (
+      {"position": "learned"},
+      {"target_embedding/embedding": 0.02, "target_positions/embedding": 0.02},
+    ),
+    ({"position": "t5"}, {"decoder_relative_bias": 0.02}),
+    ({"position": "shaw"}, {"decoder_0/self_attention/relative_keys": 0.02}),
+    (
+      {"position": "disentangled"},
+      {"decoder_relative_embeddings/embedding": 0.02},
+    ),
+    (
+      {"streams": 3},
+      {
+        "decoder_0/self_attention_streams/kernel": 0.02,
+        "decoder_streams/kernel": 0.02,
+      },
+    ),
+    (
+      {"short_convolution": True, "out_groups": 2, "out_rank": 24},
+      {
+        "decoder_0/self_attention/key_short_convolution/kernel": 0.5,
+        "decoder_0/self_attention/out_down": 32**-0.5,
+        "decoder_0/self_attention/out/kernel": _OUT * 48**-0.5,
+      },
+    ),
+    (
+      {"num_experts": 8, "gated": True, "shared_features": 40},
+      {
+        "decoder_0/mlp/router/kernel": 1 / 8,
+        "decoder_0/mlp/hidden_kernel": 1 / 8,
+        "decoder_0/mlp/gate_kernel": 1 / 8,
+        "decoder_0/mlp/out_kernel": _OUT * 96**-0.5,
+        "decoder_0/mlp/shared/hidden/kernel": 1 / 8,
+        "decoder_0/mlp/shared/out/kernel": _OUT * 40**-0.5,
+      },
+    ),
+  ],
+)
+def test_first_tables_and_kernels_have_their_spread(choices, spreads):
+  sizes = {"features": 64, "mlp_features": 96, "num_heads": 8}
+  model = tiny.create("decoder", num_layers=1, **sizes | choices)
+  batch = {"inputs": tiny.batch()["inputs"]}
+  variables = tiny.initialize(model, jax.random.key(0), batch)
+  params = traverse_util.flatten_dict(variables["params"], sep="/")
+  for name, spread in spreads.items():
+    found = np.sqrt(np.mean(np.square(params[name])))
+    # Five standard errors of a normal distribution.
+    assert abs(found / spread - 1) < 5 / np.sqrt(2 * params[name].size), name
+
+
+@pytest.mark.parametrize("sides", [(15,), (3, 5)])
+def test_first_filters_have_the_spread_of_their_taps(sides):
+  x = jnp.zeros((1, *[8] * len(sides), 200))
+  kernel = Depthwise(sides, "float32", "float32").init(jax.random.key(0), x)
+  found = np.std(kernel["params"]["kernel"])
+  assert found == pytest.approx(15**-0.5, rel=0.06)

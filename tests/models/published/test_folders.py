@@ -4,6 +4,7 @@ import json
 import pathlib
 import pickle
 import re
+import shutil
 import tracemalloc
 import uuid
 
@@ -11,6 +12,7 @@ from flax import traverse_util
 import jax
 import numpy as np
 import pytest
+import safetensors
 from safetensors.numpy import load_file, save_file
 
 import models
@@ -150,6 +152,58 @@ def test_links_lead_to_files_of_the_folder(folder, tmp_path, name):
   same(models.load_pretrained(folder).variables, moved)
 
 
+def test_files_of_the_hub_are_links_to_its_blobs(folder, tmp_path):
+  """Of models--…/snapshots/… to models--…/blobs/…, and of no other folder."""
+  repository = tmp_path / "models--x"
+  snapshot = repository / "snapshots" / "0f1e"
+  for name in ("blobs", "others"):
+    (repository / name).mkdir(parents=True)
+  snapshot.mkdir(parents=True)
+  shutil.copy(folder / "config.json", snapshot)
+  link = snapshot / "model.safetensors"
+  for name in ("blobs", "others"):
+    content = repository / name / "9a8b"
+    shutil.copy(folder / "model.safetensors", content)
+    link.unlink(missing_ok=True)
+    link.symlink_to(content)
+    if name == "blobs":
+      assert len(files.read_tensors(snapshot)) > 9
+    else:
+      with pytest.raises(ValueError, match=r"is a link to .*outside the"):
+        files.read_tensors(snapshot)
+
+
+@pytest.mark.parametrize(
+  "dtype",
+  [
+    *("float64", "float32", "float16", "uint32", "int64", "int32", "int16"),
+    *("int8", "uint8", "bool"),
+  ],
+)
+def test_every_type_of_number_is_read(tmp_path, dtype):
+  """As safetensors reads it, with numbers that other types have not."""
+  array = np.array([[0, 1, -3], [200, 77, 5]]).astype(dtype)
+  save_file({"x": array}, tmp_path / "model.safetensors")
+  found = files.read_tensors(tmp_path)["x"].read()
+  assert found.dtype == array.dtype
+  np.testing.assert_array_equal(found, array)
+
+
+def test_what_a_file_says_of_itself(folder):
+  """transformers reads no file without its format."""
+  p = loaded("bert_masked")
+  models.save_pretrained(folder, p)
+  with safetensors.safe_open(folder / "model.safetensors", "np") as file:
+    assert file.metadata() == {"format": "pt"}
+  config = files.read_config(folder)
+  infinity = {"least": {"__float__": "Infinity"}, "text": "Infinity"}
+  (folder / "more").mkdir()
+  (folder / "more" / "config.json").write_text(json.dumps(infinity))
+  assert files.read_config(folder / "more")["least"] == np.inf
+  assert config["architectures"] == ["BertForMaskedLM"]
+  assert config["dtype"] == config["torch_dtype"] == "float32"
+
+
 def test_variables_that_could_not_be_loaded_are_not_saved(folder):
   p, content = (
     loaded("bert_masked"),
@@ -184,10 +238,11 @@ def test_a_pickle_is_refused_and_not_read(folder, tmp_path):
   with pytest.raises(FileNotFoundError, match=r"model.safetensors: no such"):
     models.load_pretrained(folder)
   trap = tmp_path / "trap"
-  with (folder / "pytorch_model.bin").open("wb") as file:
-    pickle.dump(_Trap(trap), file)
-  with pytest.raises(ValueError, match="is a pickle"):
-    models.load_pretrained(folder)
+  for name in ("pytorch_model.bin.index.json", "pytorch_model.bin"):
+    with (folder / name).open("wb") as file:
+      pickle.dump(_Trap(trap), file)
+    with pytest.raises(ValueError, match=f"{name}: is a pickle"):
+      models.load_pretrained(folder)
   assert not trap.exists()
 
 
@@ -332,8 +387,10 @@ def test_shards(folder):
       models.load_pretrained(folder)
   index.write_text(json.dumps({"weight_map": places}))
   (folder / places[names[0]]).unlink()
-  with pytest.raises(FileNotFoundError, match="model-00001-of-00002"):
-    models.load_pretrained(folder)
+  for _ in range(2):
+    with pytest.raises(FileNotFoundError, match="model-00001-of-00002"):
+      models.load_pretrained(folder)
+    (folder / "checkpoints").mkdir(exist_ok=True)  # It is no run all the same.
 
 
 def test_tensors_are_read_one_at_a_time(tmp_path):

@@ -615,6 +615,109 @@ def test_what_is_refused():
   )
 
 
+_TWO_SETS = {
+  "full_attention": {"rope_type": "yarn", "factor": 2.0, "truncate": False},
+  "sliding_attention": {"rope_theta": 5.0},
+}
+_NULL = {
+  "rope_type": "yarn",
+  "factor": 4.0,
+  "rope_theta": 5.0,
+  "truncate": None,
+}
+_NEAR = {"layer_types": ["sliding_attention"] * 3}
+_PATTERN = {"sliding_window_pattern": 2, "_sliding_window_pattern": 3}
+
+
+@pytest.mark.parametrize(
+  ("case", "changes"),
+  [
+    # As long as the segment, so that all attention is exact.
+    ("nystromformer", {"num_landmarks": 32}),
+    ("longformer", {"attention_window": [4]}),
+    ("longformer", {"attention_window": 1}),
+    ("longformer", {"hidden_act": "relu"}),
+    (f"gemma3 {NEW} linear", _PATTERN),
+    *(
+      ("mamba2", {"time_step_limit": x})
+      for x in ([-1.0, 2.0], [2.0, 1.0], [np.inf] * 2, [0.1, "x"], [np.nan, 1])
+    ),
+    *(("mamba2", {x: 5}) for x in ("num_heads", "n_groups")),
+    *((x, {"rescale_prenorm_residual": True}) for x in ("mamba", "mamba2")),
+    (f"qwen2 {NEW} plain", {"use_sliding_window": False, **_NEAR}),
+    ("xlstm", {"v_dim_factor": 0.01}),
+    ("recurrent_gemma", {"hidden_size": 25}),
+    ("kimi_linear", {"num_key_value_heads": 1}),
+    ("nemotron_h", {"n_groups": 5}),
+    ("olmo_hybrid", {"linear_num_key_heads": 4}),
+    ("deepseek_v3", {"first_k_dense_replace": -1}),
+    *(
+      (f"gpt2 {NEW} plain", {name: value})
+      for name, value in (
+        ("scale_attn_weights", False),
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("add_cross_attention", True),
+      )
+    ),
+    *(
+      ("t5", {name: value})
+      for name, value in (
+        ("is_encoder_decoder", False),
+        ("is_gated_act", True),
+        ("dense_act_fn", "gelu"),
+        ("feed_forward_proj", "gated-relu"),
+      )
+    ),
+    *(
+      ("bert_masked", {name: value})
+      for name, value in (
+        ("tie_word_embeddings", False),
+        ("is_decoder", True),
+        ("add_cross_attention", True),
+      )
+    ),
+    ("distilbert_masked", {"tie_word_embeddings": False}),
+    ("bert_classes", {"num_labels": 9}),
+    ("opt", {"_remove_final_layer_norm": True}),
+    ("cohere2", {"sliding_window_pattern": 0}),
+    *(
+      (f"llama {NEW} yarn", {name: value})
+      for name, value in (
+        ("rope_parameters", _NULL),
+        ("rope_parameters", [1]),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 5.0}),
+      )
+    ),
+    (f"gemma3 {NEW} linear", {"rope_parameters": {"full": {}}}),
+    (f"gemma3 {NEW} linear", {"rope_parameters": _TWO_SETS}),
+    ("ministral3", {"rope_parameters": _NULL | {"rope_type": "linear"}}),
+  ],
+)
+def test_values_that_no_file_may_have(case, changes):
+  config, folder = _ALL[case]
+  names, key = set(files.read_tensors(folder)), next(iter(changes))
+  with pytest.raises(ValueError, match=f"^{key}: "):
+    read({**config, **changes}, names)
+  read(config, names)
+
+
+@pytest.mark.parametrize(
+  ("given", "options"),
+  [
+    ([0.5, 0.5], {"min_step": 0.5, "max_step": 0.5}),
+    ([0.0, 0.25], {"max_step": 0.25}),
+    ([0.125, {"__float__": "Infinity"}], {"min_step": 0.125}),
+    ([0.125, "Infinity"], {"min_step": 0.125}),
+  ],
+)
+def test_limits_of_steps(given, options):
+  config, folder = _ALL["mamba2"]
+  names = set(files.read_tensors(folder))
+  made, _ = read({**config, "time_step_limit": given}, names)
+  (mechanism,) = {*made.config.layers("decoder_attention")}
+  assert mechanism.options == options
+
+
 @pytest.mark.parametrize("key", ["rotary_emb_base", "rotary_pct"])
 def test_copies_alone_are_refused(key):
   """GPT-NeoX's classes write `rope_theta`, too, and do not read it."""
