@@ -165,7 +165,7 @@ class TrainConfig:
     is_range = re.fullmatch(r"(\d+:\d+)?", self.profile_steps, re.ASCII)
     if not is_range or (
       self.profile_steps
-      and not 0 <= self.profiled.start < self.profiled.stop <= self.num_steps
+      and not self.profiled.start < self.profiled.stop <= self.num_steps
     ):
       raise ValueError(
         "profile_steps: expected FIRST:LAST, such as 10:15, with FIRST below LAST and "

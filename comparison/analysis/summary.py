@@ -363,7 +363,6 @@ def _compare_rows(
       "mean, where a seed that diverged has the worst value",
     )
     ends = [(math.nan,) * 3] * len(rows)
-    table = -table if is_lower_better(metric) else table
   elif is_declared:
     return statistics.compare_with_reference(table)
   else:

@@ -1,5 +1,7 @@
 """Equal parameters: counterparts beside narrow rows."""
 
+import pytest
+
 from comparison import plan, records
 from comparison import run as run_lib
 from comparison.planned_run import DENSE, MATCHED
@@ -38,6 +40,32 @@ def test_other_rows_and_unequal_comparisons_have_none():
   assert not plan.counterpart_lines(runs)
   assert len(runs) == 3
   assert {run.feed_forward for run in runs} == {None}
+
+
+@pytest.mark.parametrize(
+  ("needs", "changes"),
+  [
+    # Less than half of the width, or more than 2 % off.
+    (False, {"feed_forward": 50}),
+    (True, {"feed_forward": 49}),
+    (False, {"parameters": 1020}),
+    (True, {"parameters": 1021}),
+    (True, {"parameters": 979}),
+    # As it was, of the width of dense attention, or of no width.
+    (False, {"feed_forward": 100, "parameters": 2000}),
+    (False, {"feed_forward": 49, "width": plan.DENSE}),
+    *((False, {"parameters": 2000, "feed_forward": x}) for x in (None,)),
+    *(
+      (False, {"parameters": 2000, "dense_feed_forward": x}) for x in (None, 0)
+    ),
+    (False, {"parameters": 2000, "dense_parameters": None}),
+  ],
+)
+def test_what_needs_a_counterpart(needs, changes):
+  sizes = {"parameters": 1000, "dense_parameters": 1000}
+  sizes |= {"feed_forward": 60, "dense_feed_forward": 100, **changes}
+  run = plan.Run("recall", "a", "delta", 0, {}, {}, **sizes)
+  assert plan._needs_counterpart(run) == needs
 
 
 def test_a_counterpart_chooses_for_itself(folder, trainer, capsys):

@@ -71,8 +71,23 @@ def test_the_time_is_that_of_a_step_of_the_first_row(tmp_path):
   )
   budget = [dataclasses.replace(x, budget_seconds=50.0, steps=0) for x in runs]
   assert outline.duration(budget, two, tmp_path) == "about 4 minutes"
-  long = [dataclasses.replace(x, budget_seconds=3590.0) for x in runs]
-  assert outline.duration(long, two, tmp_path) == "about 4 hours"
+  for seconds, told in (
+    (1475.0, "about 99 minutes"),
+    (1490.0, "about 2 hours"),
+    (3590.0, "about 4 hours"),
+  ):
+    long = [dataclasses.replace(x, budget_seconds=seconds) for x in runs]
+    assert outline.duration(long, two, tmp_path) == told
+  short = [dataclasses.replace(runs[0], budget_seconds=1.0)]
+  assert outline.duration(short, two, tmp_path) == "about 1 minute"
+  # Of three points with two choosing seeds, six runs; then three seeds of one point.
+  grid = {"optimizer": {"learning_rate": (1e-3, 3e-3, 1e-2)}}
+  tuned = comparison(attention="dense", seeds="0,1,2", grid=grid)
+  choosing = [
+    dataclasses.replace(runs[0], budget_seconds=590.0, choosing=True)
+  ] * 6
+  told = "about 90 minutes"
+  assert outline.duration(choosing, tuned, tmp_path) == told
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -1,5 +1,9 @@
 """Sentences beside a table: how rows were compared, and doubts of a choice."""
 
+import math
+
+import pytest
+
 from comparison import records
 from comparison.analysis import remarks
 from comparison.analysis.task import by_task
@@ -71,6 +75,34 @@ def test_points_that_were_stopped_while_they_learned_are_named():
   for record in found:
     record["solved_at"] = None
   assert not remarks.choice_warnings(by_task(found)["recall"])
+
+
+def lines(split, losses, first=100):
+  steps = range(first, first + 100 * len(losses), 100)
+  pairs = zip(steps, losses, strict=True)
+  return [{"step": step, "split": split, "loss": loss} for step, loss in pairs]
+
+
+@pytest.mark.parametrize(
+  ("held_out", "train", "falls"),
+  [
+    # By 1.7 and by 2.3 % since three quarters of the steps.
+    ([3.4, 3.3, 3.0, 2.95], [], False),
+    ([3.4, 3.3, 3.0, 2.93], [], True),
+    ([-3.4, -3.4, -3.4, -3.45], [], False),
+    ([-3.4, -3.4, -3.4, -3.5], [], True),
+    ([*[3.4] * 6, 2.9, 2.9, 2.9], [], True),  # Since step 600 of 900, not 700.
+    ([3.4, 3.3, 3.0, math.nan], [], True),  # Of the three before.
+    # Of three evaluations the split for choices counts, of two the training loss.
+    ([3.0, 3.0, 3.0], [3.0, 2.0, 1.0], False),
+    ([3.0, 3.0], [3.0, 2.0, 1.0], True),
+    ([3.0, 2.0], [3.0, 3.0, 3.0], False),
+    ([3.0], [], False),
+  ],
+)
+def test_when_a_loss_is_falling(held_out, train, falls):
+  history = [*lines("validation", held_out), *lines("train", train)]
+  assert remarks._was_falling({"history": history}) == falls
 
 
 def test_choosing_seeds_that_disagree_are_counted():

@@ -47,6 +47,28 @@ def test_no_interval_is_narrower_than_the_test_set_allows():
   assert statistics.mean_interval([0.2, 0.5, 0.9], 1.0, cases=10**6) == wide
 
 
+@pytest.mark.parametrize("upper", [1.0, 100.0])
+def test_the_rows_of_a_test_set_bound_any_share(upper):
+  """Wilson's for 0, 50 and 100 of 100 in the unit of the metric."""
+  z = 1.959963984540054
+  for share in (0.0, 0.5, 1.0):
+    found = statistics.mean_interval([share * upper] * 3, upper, cases=100)
+    middle = (share + z * z / 200) / (1 + z * z / 100)
+    spread = math.sqrt(share * (1 - share) / 100 + z * z / 40_000)
+    half = z * spread / (1 + z * z / 100)
+    expected = [upper * (middle - half), upper * (middle + half)]
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_sentences_are_the_same_if_their_references_are_as_long():
+  one, other = np.ones((3, 10)), np.ones((3, 10))
+  other[:, :-1] = 2
+  assert statistics.are_paired([one, other])
+  other[1, -1] = 2
+  assert not statistics.are_paired([one, one, other])
+  assert not statistics.are_paired([one, one[:2]])
+
+
 def test_wilson_by_hand():
   z, share, n = 1.959963984540054, 5 / 8, 8
   middle = (share + z * z / (2 * n)) / (1 + z * z / n)

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import re
+import time
+import types
 
 import pytest
 
@@ -34,7 +36,7 @@ def workdir(tmp_path):
   return tmp_path, runs
 
 
-def test_counts_and_the_time_that_is_left(workdir):
+def test_counts_and_the_time_that_is_left(workdir, monkeypatch):
   folder, runs = workdir
   found = status.text(folder).splitlines()
   assert found[0] == (
@@ -42,9 +44,28 @@ def test_counts_and_the_time_that_is_left(workdir):
   )
   assert found[1] == f"failed   {runs[4].identity}: loss is nan"
   # Two of linear, each as long as dense on average.
+  clock = {"time": lambda: 3600.0, "localtime": time.gmtime}
+  patched = types.SimpleNamespace(**vars(time) | clock)
+  monkeypatch.setattr(status, "time", patched)
+  assert "until 01 January, 01:22; without" in status.text(folder)
   assert found[2].startswith("about 0:22 hours left with 1 at a time, until ")
   records.write(folder, runs[2], status=records.DONE, final={}, seconds=60.0)
   assert "about 0:01 hours left" in status.text(folder)
+
+
+def test_steps_of_a_share_and_of_a_budget(tmp_path):
+  shares = [(40, 0.25), (10, 0.26), (10, 0.24), (3, 0.1)]
+  assert [records.step_at(*x) for x in shares] == [10, 3, 2, 1]
+  run = run_of("dense", 0)
+  assert records.steps(tmp_path, run) == 1200
+  timed, short = (
+    dataclasses.replace(run, budget_seconds=x, steps=0) for x in (51.0, 0.5)
+  )
+  assert records.steps(tmp_path, timed) is None
+  for one in (timed, short):
+    records.store_step_cost(tmp_path, one, {"step_seconds": 2.0})
+  assert records.steps(tmp_path, timed) == 26  # 25.5 to the even number.
+  assert records.steps(tmp_path, short) == 1
 
 
 def test_only_what_was_trained_counts_as_done(workdir):

@@ -9,13 +9,16 @@ from typing import Any
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
+import pydantic
 import pytest
 
 from models import ModelConfig
 from models.attention_config import AttentionConfig, Layers
+from settings import errors, fields
 from settings.build import build as build_config
 from settings.build import to_mapping
 from settings.errors import ConfigError
+from settings.field_values import put
 from settings.fields import rest
 from training.config import OptimizerConfig, TrainConfig
 
@@ -127,6 +130,60 @@ def test_faults_are_one_line(leaves, fault):
     build(**{"count": 1, **leaves})
   assert str(info.value).startswith(f"config.{fault}")
   assert "\n" not in str(info.value)
+
+
+def test_numbers_are_those_of_float32():
+  """Normal ones: XLA may take smaller numbers for 0."""
+  tiny, end = 2.0**-126, 2.0**128
+  for value in (0.0, tiny, -tiny, end * (1 - 2.0**-24), 2**127):
+    assert build(count=1, rate=value).rate == value
+  for value in (tiny / 2, -tiny / 2, end, -end, 2**128, -(2**128)):
+    with pytest.raises(ConfigError, match=r"^config.rate: .* range of float32"):
+      build(count=1, rate=value)
+
+
+@pytest.mark.parametrize(
+  ("kind", "allowed", "refused"),
+  [
+    (fields.Count, [1], [0]),
+    (fields.Whole, [0], [-1]),
+    (fields.Positive, [1e-30], [0.0, -1.0]),
+    (fields.Rate, [0.0, 0.999], [-0.001, 1.0]),
+    (fields.Share, [0.001, 0.999], [0.0, 1.0]),
+    (fields.Whole32, [0, 2**31 - 1], [-1, 2**31]),
+    (fields.Count32, [1, 2**31 - 1], [0, 2**31]),
+  ],
+)
+def test_both_ends_of_each_type(kind, allowed, refused):
+  adapter = pydantic.TypeAdapter(kind)
+  for value in allowed:
+    assert adapter.validate_python(value) == value
+  for value in refused:
+    with pytest.raises(ValueError):
+      adapter.validate_python(value)
+
+
+def test_a_part_of_a_name_that_is_a_value_has_no_fields():
+  mapping = {"a": {"b": 1}}
+  put(mapping, "a.c.d", 2)
+  assert mapping == {"a": {"b": 1, "c": {"d": 2}}}
+  with pytest.raises(ConfigError) as info:
+    put(mapping, "a.b.e", 3)
+  assert str(info.value) == (
+    "config.a.b.e: unknown; config.a.b is one value and has no fields"
+  )
+
+
+def test_a_message_is_one_line_of_what_can_be_seen():
+  line = "a" * 500 + "b" * 500
+  assert errors.one_line(ValueError(line)) == line
+  shortened = errors.one_line(ValueError(f"{line[:500]}-{line[500:]}"))
+  assert shortened == f"{line[:500]} … {line[500:]}"
+  assert errors.one_line(KeyError("a\n 'b'")) == "a 'b'"
+  assert errors.one_line(OSError()) == "OSError"
+  assert errors.escape("\0\x1f \n\t\x7e\x7f\x9f\xa0") == (
+    r"\x00\x1f" " \n\t~" r"\x7f\x9f" "\xa0"
+  )
 
 
 def test_a_leaf_without_a_default_is_missed():

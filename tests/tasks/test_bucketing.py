@@ -41,6 +41,23 @@ def test_more_shapes_pad_less(lengths):
   assert padded[-1] < 0.2
 
 
+def test_no_other_side_of_a_shape_pads_less():
+  """Of two shapes, of which the larger one has to fit everything; all are tried."""
+  for seed in range(5):
+    lengths = np.random.default_rng(seed).integers(1, 10, (30, 2))
+    shapes = choose_shapes(lengths, 2)
+    assert len(shapes) == 2
+
+    def padded(small, shapes=shapes, lengths=lengths):
+      fits = (lengths <= small).all(axis=1)
+      return np.where(fits, sum(small), shapes[1].sum()).sum()
+
+    source, target = shapes[0]
+    tried = [(i, target) for i in range(1, 10)]
+    tried += [(source, i) for i in range(1, 10)]
+    assert padded(shapes[0]) == min(map(padded, tried))
+
+
 def test_there_are_no_more_shapes_than_pairs_of_lengths():
   assert choose_shapes(np.full((10, 2), 7), 6).tolist() == [[7, 7]]
   assert choose_shapes(np.array([[3, 9]]), 6).tolist() == [[3, 9]]

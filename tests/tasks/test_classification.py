@@ -134,6 +134,22 @@ def test_a_label_of_one_row_alone_is_no_header_elsewhere(tmp_path):
     assert make(file).names == ["a", "b", "rare"]
 
 
+@pytest.mark.parametrize(
+  "content",
+  [
+    "a\tx\nb\ty\nc\tz\nd\tw\n",  # Of four rows, nothing is told.
+    "a\tx\na\ty\na\tz\nb\tx\nc\ty\nd\tz\n",  # Half of them are alone.
+    "rare\tx\na\ty\na\tz\n",  # There is but one other label.
+  ],
+)
+def test_labels_that_may_be_labels(tmp_path, content):
+  file = tmp_path / "rows.tsv"
+  file.write_text(content)
+  found = read_rows(str(file), 0.1)
+  assert len(found.validation) == 1
+  assert len(found.train) == len(content.splitlines()) - 1
+
+
 def test_a_cell_may_be_long(tmp_path):
   file = tmp_path / "rows.csv"
   long = "y" * 140_000

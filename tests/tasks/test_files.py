@@ -117,5 +117,9 @@ def test_faults_are_one_line(folder, gone, written, message, monkeypatch):
 
 def test_a_missing_folder_and_the_home_of_nobody(tmp_path):
   assert fault(tmp_path / "no") == "DIR: no such folder (task.path)"
+  with pytest.raises(
+    tasks.DataError, match=r": a folder, expected a file \(ta"
+  ):
+    files.existing_file(str(tmp_path))
   with pytest.raises(tasks.DataError, match=r"^~nosuchuser/a: .*\(task\.path"):
     typed_path("~nosuchuser/a")

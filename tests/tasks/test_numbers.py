@@ -62,6 +62,23 @@ def test_one_in_eight_is_held_out():
   assert not numbers.held_out(np.arange(100)).any()
 
 
+def splitmix64(state):
+  """The generator's first number: Steele et al. 2014, with Python's integers."""
+  z = (state + 0x9E3779B97F4A7C15) % 2**64
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+  z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+  return z ^ z >> 31
+
+
+def test_which_numbers_are_held_out_never_changes():
+  # A test vector of the generator.
+  assert splitmix64(1234567) == 6457827717110365317
+  found = np.flatnonzero(numbers.held_out(np.arange(3000)))
+  assert found.tolist() == [
+    n for n in range(100, 3000) if splitmix64(n) % 8 == 0
+  ]
+
+
 def test_everything_can_be_asked_for():
   withheld = int(numbers.held_out(np.arange(1000)).sum())
   chosen = numbers.choose_numbers(999, 1000 - withheld, withheld)

@@ -160,6 +160,47 @@ def test_a_text_that_does_not_fit_has_the_same_ids(
   assert not blocks
 
 
+def test_ids_in_the_cache_are_those_of_their_settings(tmp_path, monkeypatch):
+  """One after another in one cache, each as if it were alone in memory."""
+  rows = zip(ROWS, reversed(ROWS), strict=True)
+  lines = (json.dumps({"text": a, "body": b}) + "\n" for a, b in rows)
+  text = "".join(lines)
+  names = ("a.jsonl", "a.txt")  # The same bytes.
+  for name in names:
+    (tmp_path / name).write_text(text)
+  vocabularies = []
+  for number, words in enumerate((TEXT, TEXT[::-1])):
+    trained = tokenizer.train_tokenizer(words, 300)
+    file = tmp_path / f"{number}/tokenizer.json"
+    file.parent.mkdir()
+    file.write_bytes(trained.content())
+    vocabularies.append(str(file))
+  subwords = {"vocabulary": "subwords"}
+  cases = [
+    *(("a.jsonl", "decoder", x) for x in ({}, {"column": "body"})),
+    *(
+      ("a.jsonl", "decoder", {"vocabulary": "bytes"}),
+      ("a.txt", "decoder", {}),
+    ),
+    *(("a.jsonl", kind, {}) for kind in ("encoder", "encoder_decoder")),
+    *(
+      ("a.jsonl", "decoder", {**subwords, "vocab_size": x}) for x in (300, 310)
+    ),
+    *(("a.jsonl", "decoder", {"tokenizer": x}) for x in vocabularies),
+  ]
+
+  def ids(name, kind, options):
+    task = make(tmp_path / name, kind, **options)
+    return task.decode(task._train), [*task._train], task.target_vocab_size
+
+  wanted = [ids(*case) for case in cases]
+  assert len({str(x) for x in wanted}) == len(cases)
+  monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+  monkeypatch.setattr(stored, "_IN_MEMORY", 100)
+  for case, expected in zip(cases, wanted, strict=True):
+    assert ids(*case) == expected, case
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
   ("name", "dtype"), [("a.npy", "int64"), ("a.bin", "u2")]

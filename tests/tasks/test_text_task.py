@@ -37,6 +37,16 @@ def test_train_batch_is_shifted_text_of_the_first_nine_tenths(path):
       assert task.decode(inputs) + task.decode(targets[-1:]) in train
 
 
+def test_the_last_characters_of_the_training_part_are_trained(path):
+  class Last:
+    def integers(self, high, size):
+      return np.full(size, high - 1)
+
+  task = make(path)
+  for row in task._windows(Last(), 7):
+    assert task.decode(row) == TEXT[: int(0.9 * len(TEXT))][-7:]
+
+
 def test_evaluation_predicts_every_held_out_character_once(path):
   task = make(path)
   batches = list(task.eval_batches("validation"))
@@ -213,10 +223,13 @@ def test_decode_batches_continue_the_held_out_text(path):
   assert batch.inputs["prompt"].shape == (6, 8)
   assert 8 + batch.max_length <= task.max_target_length
   assert len(batch.references) == 4
-  for prompt, reference in zip(
-    batch.inputs["prompt"], batch.references, strict=False
+  assert batch.inputs["prompt_length"].tolist() == [8] * 6
+  for number, (prompt, reference) in enumerate(
+    zip(batch.inputs["prompt"], batch.references, strict=False)
   ):
-    assert task.decode(prompt) + reference in HELD_OUT
+    start = number * ((len(HELD_OUT) - 16) // 4)
+    text = HELD_OUT[start : start + 16]
+    assert (task.decode(prompt), reference) == (text[:8], text[8:])
   assert task.score(batch.references, batch.references) == {}
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from comparison.analysis import statistics
 import tasks
+from tasks import translation
 from tasks.translation import TranslationConfig
 from tasks.vocabulary import Subwords, train_subwords
 from tests.tasks.generated_cases import assert_refused
@@ -108,7 +109,8 @@ def test_decode_batches():
     source = batch.inputs["source"]
     assert len(source) == 16
     assert source.any(axis=1).all()  # no row without a source
-    assert 1 <= batch.max_length <= numbers().max_target_length
+    # At most 50 tokens longer than the input: Vaswani et al. 2017, section 6.1.
+    assert batch.max_length == min(source.shape[1] + 50, 128)
   references = [
     numbers().decode(row)
     for batch in numbers().eval_batches("validation")
@@ -161,6 +163,16 @@ def test_pairs_are_trained_up_to_the_limit(folder, caplog):
   assert max(b[name].shape[1] for b in batches for name in names) == limit
   with pytest.raises(tasks.DataError, match=r"^task\.max_length: none of 200"):
     make(**files(folder, max_length=2))
+
+
+def test_a_pair_with_an_empty_side_is_not_trained(folder, caplog):
+  lines = (folder / "train.en").read_text().splitlines()
+  lines[3], lines[8] = "", " ".join(lines[8].split()[:1])
+  (folder / "train.en").write_text("\n".join(lines) + "\n")
+  make(**files(folder, max_length=400))
+  assert (
+    "omitted 1 of 200 training pairs: an empty side, or more" in caplog.text
+  )
 
 
 def test_score(folder):
@@ -275,6 +287,26 @@ def test_bleu_of_a_language_without_spaces(folder, language):
   assert statistics.bleu(sums.astype(float)) == pytest.approx(bleu)
 
 
+def test_each_language_without_spaces_has_its_tokenizer(monkeypatch):
+  import sacrebleu
+
+  asked = []
+  monkeypatch.setattr(
+    sacrebleu, "BLEU", lambda tokenize: asked.append(tokenize)
+  )
+  for tokenizer, languages in (
+    ("zh", "zh zho cmn yue cn zh-TW ZH_cn"),
+    ("ja-mecab", "ja jpn jp ja-JP"),
+    ("ko-mecab", "ko kor"),
+    # Thai, Lao, Khmer, Burmese and Tibetan.
+    ("char", "th tha lo lao km khm my mya bo bod bo_CN"),
+    ("13a", "en de fra vi"),
+  ):
+    for language in languages.split():
+      translation.bleu_metric(language)
+      assert asked.pop() == tokenizer, language
+
+
 def test_a_language_whose_tokenizer_is_missing_is_refused(folder, monkeypatch):
   """SacreBLEU's own default would count whole sentences as words."""
   import sacrebleu
@@ -321,7 +353,11 @@ def test_long_pairs_are_dropped_from_training_and_reported(folder, caplog):
   task = make(**files(folder, max_length=24))
   assert "of 200 training pairs" in caplog.text
   assert "validation: " in caplog.text
-  assert "cut to task.max_length=24 tokens" in caplog.text
+  cut = (task._splits["validation"].lengths > 24).sum(axis=0)
+  assert (
+    f"validation: {cut[0]} sources and {cut[1]} targets cut to "
+    "task.max_length=24 tokens"
+  ) in caplog.text
   assert task.eval_splits == ("validation", "test_a")
   for step in range(20):
     batch = task.train_batch(step)
@@ -384,7 +420,7 @@ def test_what_a_source_does_not_read_is_refused(source, unread):
 
 def test_a_vocabulary_has_the_size_of_its_source(monkeypatch, folder):
   """As the docstring of `vocab_size` says."""
-  from tasks import corpora, translation
+  from tasks import corpora
 
   by_source = {"numbers": 128, "files": 4000, "tfds": 8000}
   assert by_source == corpora.AUTOMATIC_SIZES

@@ -56,6 +56,31 @@ def test_a_file_has_characters_in_any_order():
     Characters.read(b'["z", "a", "z"]', (), "mine.json")
 
 
+@pytest.mark.parametrize(
+  ("kind", "content", "message"),
+  [
+    *((Ids, x, "is not a number of ids") for x in (b"[]", b'"a"', b"{", b"")),
+    *(
+      (Characters, x, "is not a list of characters")
+      for x in (b'{"a": 1}', b'["ab"]', b'[""]', b"[1]", b'"ab"')
+    ),
+    (Characters, b"[", "is not JSON"),
+  ],
+)
+def test_a_file_of_something_else_is_told(kind, content, message):
+  with pytest.raises(ValueError, match=f"^task.tokenizer: mine.json {message}"):
+    kind.read(content, (), "mine.json")
+
+
+def test_ids_are_numbers_below_their_count():
+  vocabulary = Ids(40)
+  assert vocabulary.encode(" 39  0\n") == [39, 0]
+  for word in ("40", "x", "-1", "1.0"):
+    told = f"^expected ids from 0 to 39, separated by spaces, got '{word}'$"
+    with pytest.raises(ValueError, match=told):
+      vocabulary.encode(f"3 {word}")
+
+
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_character_is_that_of_one_id(kind, text):

@@ -93,6 +93,8 @@ def test_samples_take_one_line_a_field(tmp_path):
   assert path.read_text() == f"{first}\n{second}"
   evaluate.write_samples(path, samples, num=1)
   assert "source     e" not in path.read_text()
+  evaluate.write_samples(path, samples * 40)
+  assert path.read_text().count("source ") == 64
 
 
 @pytest.fixture
@@ -109,6 +111,52 @@ def figures(monkeypatch):
 
   monkeypatch.setattr(Figure, "savefig", savefig)
   return figures
+
+
+def test_a_map_is_cut_to_what_has_labels():
+  weights = np.arange(2 * 70 * 66).reshape(2, 70, 66)
+  cut = layer(weights, [*range(70)], [*range(100, 166)]).cut()
+  np.testing.assert_array_equal(cut.weights, weights[:, :64, :64])
+  assert (cut.query_labels, cut.key_labels) == (
+    [*range(64)],
+    [*range(100, 164)],
+  )
+
+
+@pytest.mark.parametrize(
+  ("shape", "inches", "dpi"),
+  [
+    # 0.22 inches a label and one for the axis, and half an inch for the title.
+    ((1, 20, 30), (7.6, 5.9), 120),
+    ((5, 20, 30), (3 * 7.6, 2 * 5.4 + 0.5), 120),
+    ((3, 4, 5), (2 * 3.5, 2 * 3 + 0.5), 120),
+    ((1, 4, 720), (6, 3.5), 150),  # 1.25 points for each of 720 keys.
+    ((10, 64, 64), (4 * 15.08, 3 * 15.08 + 0.5), 6000 / (4 * 15.08)),
+  ],
+)
+def test_sizes_of_pictures_by_hand(shape, inches, dpi):
+  _, queries, keys = shape
+  labels = [["q"] * queries, ["k"] * keys]
+  drawn = attention_maps.figure([layer(np.ones(shape), *labels)])
+  np.testing.assert_allclose(drawn.get_size_inches(), inches)
+  assert drawn.dpi == pytest.approx(dpi)
+
+
+def test_a_mechanism_of_each_layer():
+  """Layers take those of a config in turn; a side of one layer has the last one's."""
+  chosen = model()
+  names = types.SimpleNamespace(name="a"), types.SimpleNamespace(name="b")
+  chosen.config.attentions["decoder_attention"] = names
+  chosen.config.attentions["encoder_attention"] = names
+  found = [
+    attention_maps._mechanism(chosen, side, number, kind)
+    for side, number, kind in (
+      *(("decoder", number, "self_attention") for number in (1, 2, 3, 0)),
+      *(("encoder", number, "self_attention") for number in (2, 0)),
+      ("decoder", 1, "cross_attention"),
+    )
+  ]
+  assert found == ["a", "b", "a", "b", "b", "a", "dense"]
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -156,9 +204,16 @@ def test_an_overview_fits_a_cell_and_names_tokens_that_have_room():
   figure = attention_maps.overview(
     [layer(x, ["q"] * len(x[0]), ["k"] * len(x[0])) for x in (few, many)]
   )
-  width, height = figure.get_size_inches()
-  assert width <= 9
-  assert height <= 6
+  side = (9 - 1.2) / 12
+  np.testing.assert_allclose(figure.get_size_inches(), [9, 2 * (side + 0.8)])
+  # Panels are two inches wide at most; labels take 85 % of that.
+  three = attention_maps.overview(
+    [layer(np.ones((3, 2, 20)), ["q"] * 2, ["k"] * 20)]
+  )
+  np.testing.assert_allclose(three.get_size_inches(), [7.2, 2.8])
+  for set_of, points in (("x", 72 * 0.85 * 2 / 20), ("y", 7)):
+    tick = getattr(three.axes[0], f"get_{set_of}ticklabels")()[0]
+    assert tick.get_fontsize() == pytest.approx(points)
   alone = attention_maps.overview([layer(few, ["q"] * 8, ["k"] * 8)])
   ticks = [t.get_text() for t in alone.axes[0].get_xticklabels()]
   assert ticks == ["k"] * 8
@@ -332,3 +387,7 @@ def test_panels_of_weights_cover_whole_patches_of_an_image(tmp_path, figures):
   across, down = figure.axes[1].lines
   assert (across.get_ydata()[0], down.get_xdata()[0]) == (2.5, 3.5)
   assert not figure.axes[2].lines
+  panel = overlay.Panel("layer", seen, (3, 4))
+  for count, inches in ((1, (4, 2.65)), (4, (8, 4.9))):
+    overlay.draw_panels(tmp_path / "a.png", image, [panel] * count, "a")
+    np.testing.assert_allclose(figures[-1].get_size_inches(), inches)

@@ -176,6 +176,18 @@ def test_what_cannot_be_honoured_is_told(leaves, message):
     TrainConfig(num_steps=8, batch_size=1, eval_every=8, **leaves)
 
 
+def test_steps_of_a_profile(tmp_path, capsys):
+  """Up to the last step; they are told where they are done already."""
+  train = TrainConfig(num_steps=8, batch_size=1, profile_steps="0:8")
+  assert train.profiled == range(8)
+  profile.Profile(range(2, 4), tmp_path, 3)
+  assert not capsys.readouterr().out
+  profile.Profile(range(2, 4), tmp_path, 4)
+  assert capsys.readouterr().out.startswith(
+    "profile_steps=2:4: these steps are"
+  )
+
+
 def asking(metric):
   """A run that keeps the best of a metric."""
   task, often = {"name": "recall", "eval_size": 16}, {"eval_every": 3}

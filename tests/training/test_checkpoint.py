@@ -73,6 +73,8 @@ def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, capsys, has_finished):
   assert bool(re.search(told, capsys.readouterr().err)) == has_finished
   told = workdir.finished_message(tmp_path, config)
   assert "its last checkpoint is gone: the newest is of step 2" in told
+  told = workdir.finished_message(tmp_path / "new", config)
+  assert "its last checkpoint is gone: there is none" in told
 
 
 def test_the_newest_three_are_kept(tmp_path):
@@ -94,6 +96,26 @@ def test_an_older_checkpoint_gets_seed_and_peak_from_the_config(tmp_path):
   checkpoints.close()
   assert int(restored.seed) == parts.config.seed == 1
   assert digests(restored._asdict()) == digests(state._asdict())
+
+
+def test_a_damaged_step_is_saved_again(tmp_path, capfd):
+  like = save(tmp_path, 1, 2)
+  flip_a_byte(tmp_path, 2)
+  save(tmp_path, 2)
+  # A killed save leaves a folder of another name.
+  (tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp").mkdir()
+  assert checkpoint.newest_step(tmp_path) == 2
+  assert restore(tmp_path, like, read_only=True)[0].step == 2
+  assert "corrupt" not in capfd.readouterr().err
+  assert checkpoint.newest_step(tmp_path / "nowhere") == 0
+
+
+def test_errors_of_a_disk_or_a_system_are_not_of_a_file():
+  of_system = "EIO EACCES EPERM ESTALE ENOMEM EMFILE ENFILE ETIMEDOUT ENOTCONN"
+  for name in of_system.split():
+    assert checkpoint._is_system_error(OSError(getattr(errno, name), name))
+  for error in (FileNotFoundError(errno.ENOENT, "gone"), ValueError("EIO")):
+    assert not checkpoint._is_system_error(error)
 
 
 def test_saving_survives_donation(tmp_path):

@@ -9,6 +9,7 @@ from settings.errors import ConfigError
 from tests.refusals import assert_refused
 from tests.training.tiny import config
 from training import experiment
+from training.inference import generation
 from training.inference.conversation import Conversation
 
 CONTEXT = 16
@@ -96,6 +97,24 @@ def test_an_end_is_where_an_answer_ends(run, variables):
   ending = run._replace(generate=generate)
   found = Conversation(ending, variables, max_length=99)
   assert found.answer("the") == "aa"
+
+
+def test_each_line_of_another_task_has_a_seed(run, monkeypatch):
+  asked = []
+
+  def generate_lines(run, variables, lines, **options):
+    asked.append((lines, options))
+    return ["answer"]
+
+  monkeypatch.setattr(run.task, "continues", False)
+  monkeypatch.setattr(generation, "generate_lines", generate_lines)
+  talk = Conversation(run, {}, max_length=4, seed=7, method="sample")
+  assert [talk.answer(x) for x in ("a", "b", "c")] == ["answer"] * 3
+  expected = {"max_length": 4, "batch_size": 1, "method": "sample"}
+  assert asked == [
+    ([line], expected | {"seed": seed})
+    for line, seed in (("a", 7), ("b", 8), ("c", 9))
+  ]
 
 
 def test_an_encoder_does_not_answer(run):

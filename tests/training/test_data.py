@@ -2,6 +2,7 @@
 
 import gzip
 import threading
+import time
 
 import pytest
 
@@ -85,14 +86,14 @@ def test_what_is_noted_is_the_content(tmp_path):
   assert len(set(notes.values())) == 1
 
 
-@pytest.mark.parametrize("count", [3, 2000])
+@pytest.mark.parametrize("count", [3, 1000, 1001])
 @pytest.mark.parametrize("change", [{"f1": "x"}, {"more": "y"}, {"f2": None}])
 def test_files_that_come_go_or_change(tmp_path, count, change):
   notes = {f"f{i}": f"{i}" for i in range(count)}
   path = tmp_path / "vocabulary" / files.DATA
   path.parent.mkdir()
   path.write_bytes(files.check_data(tmp_path, notes))
-  assert len(path.read_text().splitlines()) == (count if count < 1000 else 1)
+  assert len(path.read_text().splitlines()) == (count if count <= 1000 else 1)
   assert files.check_data(tmp_path, notes) == path.read_bytes()
   notes = {k: x for k, x in (notes | change).items() if x is not None}
   with pytest.raises(files.DataError, match=r"has changed since the run in"):
@@ -115,6 +116,22 @@ def test_the_next_one_is_made_while_this_one_is_used():
   batches = prefetch(make, 0, 3)
   assert next(batches) == 0
   assert made.wait(timeout=10)
+  batches.close()
+
+
+def test_two_are_made_ahead_at_most():
+  made, third = [], threading.Event()
+
+  def make(index):
+    made.append(index)
+    if index == 2:
+      third.set()
+
+  batches = prefetch(make, 0, 9)
+  next(batches)
+  assert third.wait(timeout=10)
+  time.sleep(0.05)
+  assert made == [0, 1, 2]
   batches.close()
 
 

@@ -3,6 +3,7 @@
 import errno
 import pathlib
 
+from absl import flags
 import pytest
 
 from tests import commands
@@ -30,6 +31,30 @@ def test_help_is_examples_and_own_flags(program, flag, has_defaults):
   assert "--helpfull" in shown.splitlines()[-1]
   # None of absl's own.
   assert "verbosity" not in out
+
+
+@pytest.mark.parametrize("word", ["--help", "-help", "--helpshort", "-?"])
+def test_each_word_asks_for_help(word, capsys):
+  with pytest.raises(SystemExit) as info:
+    entry._parse(None, ["train.py", "--seed=1", word])
+  assert info.value.code == 0
+  assert "\nFlags:\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("text", "told"),
+  [
+    ("invalid literal for int() with base 10: 'x'", "a valid integer"),
+    ("could not convert string to float: 'x'", "a valid number"),
+    ("Non-boolean argument to boolean flag", "a valid boolean"),
+    ("cannot override it as a ConfigDict", "fields of the section, each with"),
+  ],
+)
+def test_a_value_of_another_type_is_told(text, told):
+  error = flags.IllegalFlagValueError(f"flag --config.seed=x: {text}")
+  line = entry._cause(_raised(error))
+  assert line.startswith(f"config.seed: expected {told}")
+  assert line.endswith(", got 'x'")
 
 
 @pytest.mark.parametrize(

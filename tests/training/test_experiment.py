@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+import types
+from typing import Any
 
 import chex
 import jax
@@ -15,7 +17,7 @@ from settings.field_values import put
 from tests.attention.forms import KINDS
 from tests.here import here, is_here
 from tests.training.tiny import Parts, drawn
-from training import experiment, experiment_config, workdir
+from training import experiment, experiment_config, step, workdir
 
 _GENERATED = ("recall", "induction", "selective_copy", "needle", "listops")
 PAPER = (*_GENERATED, "duplicate")
@@ -197,6 +199,59 @@ def test_an_experiment_follows_from_its_config():
   assert jax.tree.structure(states[0]) == jax.tree.structure(first.shapes)
   chex.assert_trees_all_equal(*states)
   assert "parameters" in experiment.describe(first)
+
+
+def test_a_warm_up_to_the_end_is_told():
+  for warmup, told in (
+    (9, ""),
+    (10, "warm-up of 10 steps (optimizer.warmup_s"),
+  ):
+    leaves = {"num_steps": 10, "optimizer.warmup_steps": warmup}
+    run = experiment.create(experiment_config.parse(load("recall", **leaves)))
+    shown = experiment.describe(run)
+    assert ("lasts to the end" in shown) == bool(told)
+    assert told in shown
+
+
+def test_a_loss_of_a_task_knows_no_smoothing(monkeypatch):
+  smooth = load("recall", **{"optimizer.label_smoothing": 0.1})
+  experiment.create(experiment_config.parse(smooth))
+  task_type = type(experiment.create(experiment_config.parse(smooth)).task)
+  monkeypatch.setattr(task_type, "loss", step.cross_entropy, raising=False)
+  with pytest.raises(ConfigError) as info:
+    experiment.create(experiment_config.parse(smooth))
+  assert str(info.value) == (
+    "config.optimizer.label_smoothing: the task 'recall' has its own loss; "
+    "expected 0, got 0.1"
+  )
+  experiment.create(experiment_config.parse(load("recall")))
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("field", ["vocab_size", "max_length"])
+def test_a_model_is_at_least_as_large_as_its_task(side, field):
+  sizes = {
+    f"{x}_vocab_size" if y == "vocab_size" else f"max_{x}_length": 5
+    for x in ("source", "target")
+    for y in ("vocab_size", "max_length")
+  }
+  name = f"{side}_vocab_size" if field == "vocab_size" else f"max_{side}_length"
+  task: Any = types.SimpleNamespace(**sizes | {name: 8}, shared_vocabulary=True)
+  model = types.SimpleNamespace(head="token", vocab_size=9, max_length=9)
+  config: Any = types.SimpleNamespace(model=model)
+  found = experiment._sizes(config, task)
+  assert [found[x] for x in sizes] == [9] * 4
+  setattr(model, field, 8)
+  assert experiment._sizes(config, task)[name] == 8
+  setattr(model, field, 7)
+  with pytest.raises(ValueError, match=rf"^{field}: expected .* 8, got 7$"):
+    experiment._sizes(config, task)
+  # Classes are not in a vocabulary, and a size may be free.
+  model.head = "class"
+  if name == "target_vocab_size":
+    assert experiment._sizes(config, task)[name] == 8
+  setattr(task, name, None)
+  assert experiment._sizes(config, task)[name] is None
 
 
 def test_what_the_task_cannot_serve_is_told():

@@ -61,6 +61,21 @@ ONE_OPERATION = {
   "sum": (lambda x: jnp.sum(x, 0), 64),
   "maximum": (jnp.max, 64),
   "sort": (lambda x: jnp.sort(x, 0), 64 * 3),
+  "sort of a part": (lambda x: jnp.sort(x[:, :3], 0), 24 * 3),
+  "sort of nothing": (lambda x: jnp.sort(x[:0], 0), 0),
+  "largest": (lambda x: jax.lax.top_k(x[:3], 2)[0], 24 * 3),
+  "no power": (lambda x: jax.lax.integer_pow(x, 0), 0),
+  "negative power": (lambda x: jax.lax.integer_pow(x, -6), 3 * 64),
+  "windows": (
+    lambda x: jax.lax.reduce_window(
+      x, 0.0, jax.lax.add, (2, 3), (1, 1), "VALID"
+    ),
+    (7 * 6) * (2 * 3),
+  ),
+  "qr": (
+    lambda x: jax.lax.linalg.qr(x[None, :, :3], full_matrices=False)[0],
+    4 * (8 * 3 * 3 - 3**3 / 3),
+  ),
   "scatter": (lambda x: x.at[jnp.array([1, 1])].add(1.0), 16),
   "moves": (lambda x: jnp.where(x > 0.0, x.T, x)[::2].astype(jnp.bfloat16), 0),
   "integers": (lambda x: jnp.sum(x.astype(jnp.int32) * 2 + 1), 0),

@@ -71,6 +71,15 @@ def test_the_branch_that_sends_most():
   assert sent(either) == {"collective-permute": 2 * PART}
 
 
+def test_a_program_of_one_device_and_booleans_of_a_byte():
+  reduced = "ROOT %y = pred[3,5]{1,0} all-reduce(%x), to_apply=%or"
+  body = f"(x: pred[3,5]) -> pred[3,5] {{\n  {reduced}\n}}\n"
+  for head, count in (("", 1), ("HloModule step, replica_count=4\n\n", 4)):
+    text = f"{head}ENTRY %main {body}"
+    expected = 2 * 15 * (count - 1) / count
+    assert hlo.bytes_sent(text) == {"all-reduce": expected}
+
+
 ONE_GATHER = """ENTRY %main (x: f32[6]) -> f32[24] {{
   ROOT %y = f32[24]{{0}} all-gather(%x), {groups}, dimensions={{0}}
 }}

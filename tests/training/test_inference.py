@@ -113,6 +113,38 @@ def test_a_row_ends_where_it_ends(run, variables):
   assert (found, asked) == ([""], [CONTEXT - 2])
 
 
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    *(
+      ({x: 0.5}, f"{x}: expected a whole number, got 0.5")
+      for x in ("max_length", "seed", "batch_size", "top_k", "beam_size")
+    ),
+    *(
+      ({x: True}, f"{x}: expected a number, got True")
+      for x in ("temperature", "length_penalty")
+    ),
+    ({"max_length": 0}, "max_length: expected at least 1, got 0"),
+    ({"seed": -1}, "seed: expected 0 to 2³¹ - 1, got -1"),
+    ({"seed": 2**31}, "seed: expected 0 to 2³¹ - 1, got 2147483648"),
+    ({"seed": None}, "seed: expected 0 to 2³¹ - 1, got None"),
+    ({"batch_size": 0}, "batch_size: expected 1 to 2³¹ - 1, got 0"),
+    ({"beamsize": 2}, "beamsize: unknown; did you mean 'beam_size'?"),
+  ],
+)
+def test_options_that_are_none(run, options, message):
+  with pytest.raises(ConfigError) as info:
+    generation.generate_lines(run, {}, ["the"], **options)
+  assert str(info.value) == message
+
+
+def test_the_smallest_and_the_largest_options_are_some(run):
+  whole = {"max_length": 1, "seed": 2**31 - 1, "batch_size": 1, "top_k": None}
+  assert generation.generate_lines(run, {}, [""], **whole) == [""]
+  real = {"temperature": 1, "length_penalty": 0.5, "method": "greedy"}
+  assert generation.generate_lines(run, {}, [""], seed=0, **real) == [""]
+
+
 def test_a_byte_order_mark_is_not_read():
   lines = [b"\xef\xbb\xbf3 1\r\n", "\ufeff2".encode()]
   assert generation.read_lines(lines) == ["3 1", "\ufeff2"]

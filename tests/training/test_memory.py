@@ -3,7 +3,9 @@
 Bytes of the cases are computed by hand, of 2 layers of width 8 with 16 hidden.
 """
 
+import dataclasses
 import types
+from typing import Any
 
 import pytest
 
@@ -56,6 +58,21 @@ def test_what_does_not_fit_is_told(leaves, sizes, leaf, gigabytes):
   expected = f" at least {gigabytes} GB, more than the 1 GB of memory here"
   assert str(told.value).endswith(expected)
   assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(("latents", "gigabytes"), [(20, 2), (10, 2), (4, 0)])
+def test_a_layer_of_latents_holds_no_more_of_them_than_there_are(
+  latents, gigabytes
+):
+  """By hand: 12 rows of 2 · 10⁶ · 8 · (10 or 4) bytes; 10 symbols cost nothing."""
+  sizes = {"num_layers": 10**6, "features": 8, "mlp_features": 0}
+  model: Any = types.SimpleNamespace(**sizes, num_latents=latents)
+  made = dataclasses.replace(config(), model=model)
+  if not gigabytes:
+    experiment.check_size(made, 10, 10, 1)
+    return
+  with pytest.raises(ConfigError, match=f"batch_size: .* least {gigabytes} GB"):
+    experiment.check_size(made, 10, 10, 1)
 
 
 def test_arrays_may_lie_on_devices_and_several_hosts_share_a_run(monkeypatch):

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import types
 
 import chex
 import jax
@@ -261,11 +262,47 @@ def test_rules_split_heads_features_and_ids():
     ("params/target_positions/embedding", (12, 6), ("fsdp", None)),
     ("params/front/kernel", (3, 3, 4, 6), (None, None, "fsdp", None)),
     ("params/encoder_norm/scale", (7,), (None,)),
+    ("params/front/kernel", (0, 6), (None, "fsdp")),
     ("step", (), ()),
   ):
     assert tuple(mesh.spec(path, shape, sizes)) == expected
   one = mesh.spec(f"params/{mlp}/out/kernel", (8, 6), sizes)
   assert tuple(mesh.without_fsdp(one)) == ("tensor", None)
+
+
+def test_each_rule_splits_its_axis():
+  """What reads heads or hidden features has them last, what writes them first."""
+  attention, mlp = "decoder_0/self_attention/attention", "decoder_0/mlp"
+  heads = ("query", "key", "value")
+  for names, ndim, axis in (
+    ([f"{attention}/{x}/kernel" for x in (*heads, "position")], 2, 1),
+    ([f"{attention}/global_{x}/kernel" for x in (*heads, "position")], 2, 1),
+    ([f"{attention}/{x}/bias" for x in heads], 1, 0),
+    ([f"{attention}/global_{x}/bias" for x in heads], 1, 0),
+    ([f"{attention}/{x}_short_convolution/kernel" for x in heads], 2, 1),
+    ([f"{attention}/{x}_short_convolution/bias" for x in heads], 1, 0),
+    ([f"{attention}/out/kernel"], 2, 0),
+    ([f"{attention}/out_down"], 3, 0),
+    ([f"{attention}/{x}_up" for x in ("query", "key_value")], 3, 1),
+    (
+      [f"{attention}/{x}_kernel" for x in ("erase", "write", "level", "gate")],
+      *(3, 1),
+    ),
+    ([f"{attention}/other_{x}_kernel" for x in ("key", "value")], 4, 2),
+    ([f"{mlp}/{x}/kernel" for x in ("hidden", "gate")], 2, 1),
+    ([f"{mlp}/{x}/bias" for x in ("hidden", "gate")], 1, 0),
+    ([f"{mlp}{x}/out/kernel" for x in ("", "_2", "/shared")], 2, 0),
+    ([f"{mlp}/{x}_kernel" for x in ("hidden", "gate", "out")], 3, 0),
+    ([f"{mlp}/{x}_bias" for x in ("hidden", "gate", "out")], 2, 0),
+    (
+      [f"{x}_embedding/embedding" for x in ("source", "target", "output")],
+      *(2, 0),
+    ),
+  ):
+    expected = ["tensor" if i == axis else None for i in range(ndim)]
+    for name in names:
+      found = mesh.spec(f"params/{name}", (2,) * ndim, {"tensor": 2})
+      assert [*found] == expected, name
 
 
 def test_every_large_parameter_has_a_rule():
@@ -324,6 +361,11 @@ def test_what_a_mechanism_makes_for_each_head_lies_with_it(name):
       {"data": 2, "fsdp": 4, "accumulate_steps": 2},
       "over 8 devices × 2 micro-batches; expected a multiple of 16",
     ),
+    (
+      {"tensor": 2, "accumulate_steps": 2},
+      r"over 4 devices \(mesh.data=4 × mesh.fsdp=1\) × 2 micro-batches; expected a "
+      "multiple of 8",
+    ),
     ({"sequence": 2}, "^config.mesh.sequence: model.decoder_attention: lsh"),
   ],
 )
@@ -340,6 +382,25 @@ def test_meshes_that_do_not_fit(sizes, message):
   )
   with pytest.raises(ConfigError, match=message):
     parallel.check_mesh(config, model)
+
+
+@pytest.mark.parametrize(
+  ("field", "value"),
+  [
+    *(("num_heads", 6), ("kv_heads", 2), ("mlp_features", 10)),
+    ("mlp_features", (8, 10)),
+  ],
+)
+def test_each_number_of_a_model_that_tensor_splits(field, value):
+  """Also of a layer that differs from the first."""
+  sizes = {"num_heads": 8, "kv_heads": None, "mlp_features": (8, 0)}
+  layers = [types.SimpleNamespace(**sizes) for _ in range(2)]
+  model = types.SimpleNamespace(cycle=layers)
+  mesh.check_model(MeshConfig(tensor=4), model)
+  setattr(layers[1], field, value)
+  told = re.escape(f"expected a divisor of model.{field} {value}, got 4")
+  with pytest.raises(ValueError, match=f"^tensor: {told}$"):
+    mesh.check_model(MeshConfig(tensor=4), model)
 
 
 def test_what_cannot_be_said():
@@ -361,8 +422,18 @@ def test_a_command_describes_a_mesh():
   )
   assert (code, error) == (0, "")
   assert "mesh: data 1 × fsdp 8 × tensor 1 × sequence 1" in out
-  parts = dict(re.findall(r"^\| ([\w' ,]+) \| ([\d.]+) \w+ \|", out, re.M))
-  assert {"parameters", "optimiser's state", "sum"} <= set(parts)
+  rows = dict(re.findall(r"^\| ([\w' ,]+) \| (.* \w+) \|", out, re.M))
+  assert {"parameters", "optimiser's state", "sum"} <= set(rows)
+  units = {"B": 1, "KiB": 2**10, "MiB": 2**20}
+  held, whole = (
+    float(size) * units[unit]
+    for size, unit in map(str.split, rows["parameters"].split(" | "))
+  )
+  assert 1.0 <= 8 * held / whole < 1.5
+  # Adam's two moments, and three numbers of the schedule.
+  moments, _ = rows["optimiser's state"].split(" | ")
+  size, unit = moments.split()
+  assert float(size) * units[unit] == pytest.approx(2 * held, rel=0.02)
 
 
 def test_remat_keeps_the_input_of_a_layer_alone():

@@ -71,6 +71,31 @@ def test_weights_and_biases_gets_the_numbers(tmp_path, monkeypatch):
   assert not (tmp_path / "tensorboard").exists()
 
 
+def test_tensorboard_gets_the_numbers(tmp_path, monkeypatch):
+  calls = []
+
+  class Board:
+    def __init__(self, folder, purge_step):
+      calls.append((folder, purge_step))
+
+    def add_scalar(self, name, value, step):
+      calls.append((name, value, step))
+
+    def close(self):
+      calls.append("closed")
+
+  monkeypatch.setattr(metrics.tensorboardX, "SummaryWriter", Board)
+  for first in (0, 3):
+    writer = metrics.MetricsWriter(tmp_path, first)
+    writer.write(7, {"test": {"loss": 0.5, "bleu_signature": "x"}}, 1.0)
+    writer.close()
+  folder, events = str(tmp_path / "tensorboard"), [("test/loss", 0.5, 7)]
+  assert calls == [
+    *[(folder, None), *events, "closed"],
+    *[(folder, 4), *events, "closed"],  # Events after the checkpoint go.
+  ]
+
+
 def test_weights_and_biases_itself_offline(tmp_path, monkeypatch):
   pytest.importorskip("wandb", reason="pip install wandb")
   monkeypatch.setenv("WANDB_MODE", "offline")
@@ -112,21 +137,34 @@ def test_plain_lines_without_a_terminal(capsys):
   assert "12,346" in lines[0]
   assert lines[0].endswith("  0:01:20 left")
   assert lines[1] == "validation  loss 1.0"
+  progress.update(10, {}, 30.0)  # No step since then says how long one takes.
+  assert capsys.readouterr().out == "step 10/100    0:00:00 left\n"
 
 
 def test_a_bar_on_a_terminal(monkeypatch, capsys):
   monkeypatch.setattr(metrics.sys.stderr, "isatty", lambda: True)
-  progress = metrics.Progress(0, 10)
-  progress.update(10, {"loss": 1.0}, 2.0)
+  progress = metrics.Progress(4, 10)
+  progress.update(7, {"loss": 1.0, "grad_norm": 3.0}, 2.0)
+  progress.update(10, {"loss": 1.0, "grad_norm": 3.0}, 2.0)
   progress.close()
   error = capsys.readouterr().err
-  assert "10/10" in error
+  assert " 4/10 " in error
+  assert " 10/10 " in error
   assert "loss 1.0" in error
+  assert "grad_norm" not in error
+  # Of several processes, only the first shows one.
+  metrics.Progress(4, 10, shown=False).update(7, {}, 2.0)
+  assert capsys.readouterr() == ("step 7/10    0:00:02 left\n", "")
 
 
 @pytest.mark.parametrize(
   ("value", "text"),
-  [(0.5, "0.5000"), (0, "0.0000"), (2e-5, "2.00e-05"), ("a|b", "a|b")],
+  [
+    *[(0.5, "0.5000"), (0, "0.0000"), (2e-5, "2.00e-05"), ("a|b", "a|b")],
+    *[(-0.5, "-0.5000"), (-2e-5, "-2.00e-05"), (-12345.6, "-12,346")],
+    *[(1e-3, "0.0010"), (9e-4, "9.00e-04"), (9999, "9999.0000")],
+    (1e4, "10,000"),
+  ],
 )
 def test_numbers_are_readable(value, text):
   assert metrics.format_number(value) == text

@@ -44,7 +44,14 @@ def test_cosine_ends_at_the_final_fraction():
   assert np.all(np.diff(got[10:]) <= 0)
 
 
+def test_a_warm_up_may_last_to_the_end():
+  got = rates(10, learning_rate=1.1, schedule="cosine", warmup_steps=10)
+  np.testing.assert_allclose(got, np.arange(1, 12) / 10, rtol=1e-6)
+
+
 def test_inverse_sqrt_is_that_of_the_paper():
+  got = rates(learning_rate=3.0, schedule="inverse_sqrt")
+  np.testing.assert_allclose(got, 3 / np.sqrt(np.arange(1, 102)), rtol=1e-6)
   got = rates(learning_rate=1.0, schedule="inverse_sqrt", warmup_steps=16)
   steps = np.arange(16, 101)
   np.testing.assert_allclose(got[16:], 4 / np.sqrt(steps), rtol=1e-6)

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import types
 
 import pytest
 
@@ -188,6 +189,26 @@ def test_a_silent_process_is_named(tmp_path):
   stop.set()
   thread.join()
   assert found == [3]
+
+
+def test_a_pause_of_this_process_is_no_silence_of_another(
+  tmp_path, monkeypatch
+):
+  """Checks at 1, 2, 3 s, then after a pause of a minute; 5 s of silence count."""
+  times = [0.0, 1, 2, 3, 63, 64, 65, 66, 67, 68, 69, 70, 71]
+  for own, limit, ends in ((0, 5, 69), (0, 6, 70), (1, 5, None)):
+    ticks = iter(times)
+    clock = types.SimpleNamespace(monotonic=lambda ticks=ticks: next(ticks))
+    monkeypatch.setattr(cluster, "time", clock)
+    files = [tmp_path / "own", tmp_path / "other"]
+    files[1 - own].write_text("7" if own == 0 else "done")
+    waits = iter([False] * (len(times) - 1) + [True])
+    stop = types.SimpleNamespace(wait=lambda _, waits=waits: next(waits))
+    found = []
+    cluster.watch(files, own, stop, found.append, every=1.0, limit=limit)
+    assert found == ([] if ends is None else [1])
+    left = len([*ticks])
+    assert left == (0 if ends is None else len(times) - 1 - times.index(ends))
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_all_ends_end(tmp_path, file):
     assert found.split() == [f"w{i}" for i in free[:place]]
   answer = Conversation(run, variables, max_length=8).answer("w5 w9")
   assert answer == found
-  for wrong in ("2", [2.0], [True], -1, [[2]]):
+  for wrong in ("2", [2.0], [True], -1, [[2]], 2**31):
     with_template(tmp_path, "w7", **{file: {"eos_token_id": wrong}})
     with pytest.raises(ConfigError, match="eos_token_id: expected an id, or a"):
       published.open_weights(tmp_path)

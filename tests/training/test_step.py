@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +50,41 @@ def test_micro_batches_give_the_gradient_of_the_batch(splits):
     got,
     expected,
   )
+
+
+def test_a_mean_does_not_depend_on_the_scale_of_the_weights():
+  """The weights of a task may sum to less than 1."""
+  parts, state = make_parts()
+  batch = make_batch()
+  light = batch | {"weights": batch["weights"] / 1024}
+  assert light["weights"].sum() < 1
+  arguments = state.params, state.collections
+  expected, got = (parts.gradient(*arguments, x)[0] for x in (batch, light))
+  chex.assert_trees_all_close(got, expected, rtol=1e-5)
+
+
+def test_each_micro_batch_and_each_device_draws_its_own_dropout():
+  """Of equal rows, which the same masks would give equal losses."""
+  parts, state = make_parts(dropout=True)
+  rows = make_batch(rows=8)
+  key = jax.random.key(5)
+
+  def loss(batch, key, splits=1):
+    objective = make_objective(*parts, parts.on().mesh)
+    arguments = objective, state.params, state.collections, batch, key
+    return float(mean_gradient(*arguments, splits=splits)[1][0])
+
+  twice = {name: np.repeat(x, 2, axis=0) for name, x in rows.items()}
+  each = [loss(rows, jax.random.fold_in(key, i)) for i in range(2)]
+  assert each[0] != pytest.approx(each[1], rel=1e-3)
+  assert loss(twice, key, splits=2) == pytest.approx(sum(each), rel=1e-5)
+  many, state = make_parts(dropout=True, kind="pmap")
+  after = {name: np.concatenate([x, x]) for name, x in rows.items()}
+  one, two = (
+    float(many.on(count).update(state, batch)[1]["loss"][0])
+    for count, batch in ((1, rows), (2, after))
+  )
+  assert two != pytest.approx(2 * one, rel=1e-3)
 
 
 @pytest.mark.parametrize("splits", [1, 16])

@@ -32,6 +32,24 @@ def test_targets_that_there_are_not(name, message):
     target.find(name)
 
 
+@pytest.mark.parametrize(
+  ("name", "devices", "expected"),
+  [
+    ("h100", ("cuda", "", "1x1x1"), ("gpu", "cuda", 80 * 10**9)),
+    ("h100:5", ("cuda", "", "1x5x1"), ("gpu", "cuda", 80 * 10**9)),
+    ("h100:8", ("cuda", "", "1x8x1"), ("gpu", "cuda", 80 * 10**9)),
+    ("h100:24", ("cuda", "", "3x8x1"), ("gpu", "cuda", 80 * 10**9)),
+    ("v5e:2x10", ("tpu", "v5e:2x10", None), ("tpu", "tpu", 16 * 10**9)),
+  ],
+)
+def test_targets_of_each_size(monkeypatch, name, devices, expected):
+  def described(_, compiler, layout, topology=None, **unused):
+    return compiler, layout, topology
+
+  monkeypatch.setattr(target, "_devices", described)
+  assert target.find(name) == (devices, *expected)
+
+
 def test_a_command_says_what_it_needs():
   """With the packages of the project alone, and with what contradicts a target."""
   command = "training.commands.describe", *commands.TINY
@@ -63,6 +81,8 @@ def test_whether_a_step_fits():
   held = {"parameters": (15 * 10**9, 120 * 10**9)}
   step = compiled_step.Step(None, {}, held, temporaries=45 * 10**9)
   assert compiled_step.fits(step, machine) == "fits 80 GB: 60.00 GB, 75%"
+  full = step._replace(padding=15 * 10**9, code=5 * 10**9)
+  assert compiled_step.fits(full, machine) == "fits 80 GB: 80.00 GB, 100%"
   larger = step._replace(temporaries=69 * 10**9)
   told = compiled_step.fits(larger, machine)
   assert told == "does not fit 80 GB: 84.00 GB, 105%"

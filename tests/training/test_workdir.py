@@ -1,5 +1,6 @@
 """Which configs continue the run of a folder, and files with a digest."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -105,7 +106,9 @@ def test_evaluations_decide_in_a_run_that_asks_for_the_best(tmp_path):
   best = {"checkpoint_keep": "best"}
   workdir.write_config(tmp_path, config(**best))
   line = fault(tmp_path, **best, eval_every=7)
-  assert "config.eval_every is " in line
+  assert line.endswith(
+    "eval_every is 400 there and 7 here; choose a new folder"
+  )
 
 
 FORMER = {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
@@ -137,6 +140,21 @@ def test_a_run_with_the_numbers_of_adamw_is_the_same_where_it_was(
   else:
     workdir.check(tmp_path, config(**new))
   assert len(folders) == 1 + bool(differs)
+
+
+def test_a_folder_is_named_after_what_is_computed():
+  """As before some fields were there, and wherever it is logged."""
+  first = workdir.default("configs/copy.py:dense", config())
+  for leaves in ({"log.project": "other"}, {"profile_steps": "1:2"}):
+    assert workdir.default("a/copy.py", config(**leaves)) == first
+  mapping = config().to_mapping()
+  new = ("checkpoint_keep", "best_metric", "patience", "stopping_threshold")
+  for field in (*new, "log", "profile_steps"):
+    del mapping[field]
+  del mapping["optimizer"]["ema_decay"]
+  text = json.dumps(mapping, sort_keys=True)
+  digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+  assert str(first) == f"runs/copy-dense-{digest}"
 
 
 def test_a_leaf_inside_a_list_has_its_default(tmp_path):

@@ -234,7 +234,7 @@ def _cost(eqn: JaxprEqn) -> float | None:
   size = float(results[0].size)
   match name:
     case "integer_pow":
-      power = abs(params["y"])
+      power = params["y"]  # Both counts ignore its sign.
       return size * max(power.bit_length() - 2 + power.bit_count(), 0)
     case "dot_general":
       (contracted, _), _ = params["dimension_numbers"]
