@@ -1,4 +1,4 @@
-"""Makes fla_momentum.npz: Momentum DeltaNet of flash-linear-attention.
+"""Writes fla_momentum.npz: Momentum DeltaNet of flash-linear-attention.
 
     python3.11 -m venv VENV
     VENV/bin/pip install torch==2.13.0 einops==0.8.2
@@ -25,7 +25,7 @@ FACTS = {"mechanism": "momentum_delta"}
 def call(
   query, key, value, beta, eta, log_decay, momentum_decay, initial_state
 ):
-  """The rule; what it erases is read from the decayed state, as in the layer."""
+  """Calls the rule, which erases from the decayed state, as in the layer."""
   memory, momentum = torch.split(initial_state, H, dim=2)
   out, states = NAIVE.recurrent_momentum_delta_rule_ref(
     *(query, key, value, log_decay, momentum_decay),
@@ -38,8 +38,8 @@ def call(
   return {"out": out, "state": torch.cat([states[0], -states[1]], 2)}
 
 
-def by_chunk(query, key, value, beta, eta, log_decay, momentum_decay):
-  """The same by the peer's chunks, of 16 positions."""
+def chunked_call(query, key, value, beta, eta, log_decay, momentum_decay):
+  """Calls the peer's chunked form, with chunks of 16 positions."""
   erase = log_decay.exp()[..., None] * key
   out, _ = NAIVE.chunk_momentum_delta_rule_ref(
     *(query, key, value, erase, log_decay, momentum_decay, beta, eta),
@@ -49,7 +49,7 @@ def by_chunk(query, key, value, beta, eta, log_decay, momentum_decay):
 
 
 def rule(file: Vectors) -> None:
-  """The rule, with states, in segments, and in chunks."""
+  """Adds the rule with states, segments and chunks."""
   draw = Draw("momentum delta")
   given = draw.qkv()
   given["key"] = unit(given["key"])
@@ -69,7 +69,7 @@ def rule(file: Vectors) -> None:
   )
   file.add(
     "momentum_delta_chunks",
-    by_chunk,
+    chunked_call,
     witness="chunk_momentum_delta_rule_ref",
     given=chunks,
     **FACTS,
@@ -77,7 +77,7 @@ def rule(file: Vectors) -> None:
 
 
 def gates(file: Vectors) -> None:
-  """The gates of the layer."""
+  """Adds the gates of the layer."""
   activations = types.SimpleNamespace(
     silu=lambda x: x,
     softplus=functional.softplus,

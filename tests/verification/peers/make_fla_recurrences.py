@@ -1,4 +1,4 @@
-"""Makes fla_recurrences.npz: more recurrences of flash-linear-attention.
+"""Writes fla_recurrences.npz: more recurrences of flash-linear-attention.
 
     python3.11 -m venv VENV
     VENV/bin/pip install torch==2.13.0 einops==0.8.2
@@ -24,7 +24,7 @@ from vectors import Draw, Vectors, unit
 
 
 def layer(name: str, **stubs: Any) -> Any:
-  """The module fla/layers/`name`.py; `stubs` are attributes of what it imports."""
+  """Imports fla/layers/`name`.py with `stubs` in place of its imports."""
   path = OPS.parent / "layers" / f"{name}.py"
   spec = importlib.util.spec_from_file_location(f"layer_{name}", path)
   module = importlib.util.module_from_spec(spec)
@@ -43,7 +43,7 @@ def layer(name: str, **stubs: Any) -> Any:
 
 
 def hgrn2(file: Vectors) -> None:
-  """The layer, with and without a lower bound."""
+  """Adds the layer, with and without a lower bound."""
   gla = peer("gla").naive_recurrent_gla
 
   def rule(*, q, k, v, gk, **options):
@@ -88,7 +88,7 @@ def hgrn2(file: Vectors) -> None:
 
 
 def based(file: Vectors) -> None:
-  """Taylor features, with pairs of positions."""
+  """Adds Taylor features, computed for pairs of positions."""
   pairs = peer("based").naive_parallel_based
 
   def call(query, key, value):
@@ -108,7 +108,7 @@ def based(file: Vectors) -> None:
 
 
 def rwkv6(file: Vectors) -> None:
-  """The rule, position by position; its chunks have no gradients."""
+  """Adds the recurrent form of the rule; the chunked form has no gradients."""
   path = OPS / "rwkv6" / "recurrent_naive.py"
   spec = importlib.util.spec_from_file_location("recurrent_naive", path)
   module = importlib.util.module_from_spec(spec)
@@ -135,7 +135,7 @@ def rwkv6(file: Vectors) -> None:
 
 
 def gsa(file: Vectors) -> None:
-  """The rule, with states, and the gates of the layer."""
+  """Adds the rule with states, and the gates of the layer."""
   naive, slots, features = peer("gsa").naive_recurrent_gsa, 5, 6
 
   def call(query, key, value, log_decay, slot_weights, initial_state):
@@ -160,7 +160,7 @@ def gsa(file: Vectors) -> None:
     del rest
     return x
 
-  # Activations of queries, keys, values and results are not the mechanism's.
+  # The mechanism has no activations of queries, keys, values and results.
   activations = types.SimpleNamespace(
     silu=same, logsigmoid=functional.logsigmoid
   )
@@ -211,9 +211,9 @@ def gsa(file: Vectors) -> None:
 
 
 def precond_delta(file: Vectors) -> None:
-  """The rule with decays of heads or channels, and the gates of the layer.
+  """Adds the rule with decays per head or channel, and the gates of the layer.
 
-  A state is two arrays, so none is given.
+  The cases have no initial state, because it would be two arrays.
   """
   gated = peer("precond_gated_delta_rule")
   gated = gated.naive_recurrent_precond_gated_delta_rule
@@ -228,7 +228,7 @@ def precond_delta(file: Vectors) -> None:
     return {"out": out}
 
   def by_channel(query, key, value, **gates):
-    # Its center has the axes of `[B, H, 1]`.
+    # Its center has the axes `[B, H, 1]`.
     out, *_ = kda(
       *(query, key, value, gates["log_decay"], gates["square_decay"]),
       *(gates["square_rate"], gates["beta"]),

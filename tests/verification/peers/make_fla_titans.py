@@ -1,4 +1,4 @@
-"""Makes fla_titans.npz: Titans' neural memory with the coefficients of fla.
+"""Writes fla_titans.npz: Titans' neural memory with the coefficients of fla.
 
 python3.11 -m venv VENV
 VENV/bin/pip install torch==2.13.0 einops==0.8.2
@@ -21,7 +21,7 @@ H, V, SIZE = 4, 3, 6
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   package = types.ModuleType("fla.ops.titans")
   package.__path__ = [str(OPS / "titans")]
   for name, path in (("fla", OPS.parent), ("fla.ops", OPS)):

@@ -1,4 +1,4 @@
-"""Makes gka.npz: what fla and the authors' code of Gated KalmaNet compute.
+"""Writes gka.npz: results of fla and of the authors' code of Gated KalmaNet.
 
     git clone https://github.com/fla-org/flash-linear-attention
     git -C flash-linear-attention checkout \
@@ -40,12 +40,12 @@ FEATURES = 6
 
 @triton.jit
 def exponential(x):
-  """As that of fla, which the kernel imports."""
+  """Replaces the function of fla that the kernel imports."""
   return tl.exp(x)
 
 
-def loaded(path: pathlib.Path, stubs: tuple[str, ...] = ()) -> Any:
-  """The module of a file; what it imports of the packages `stubs` is a mock."""
+def load_module(path: pathlib.Path, stubs: tuple[str, ...] = ()) -> Any:
+  """Imports a file, with mocks of the packages `stubs`."""
   spec = importlib.util.spec_from_file_location(f"peer.a.{path.stem}", path)
   module = importlib.util.module_from_spec(spec)
   mocks = {name: mock.MagicMock() for name in stubs}
@@ -55,17 +55,17 @@ def loaded(path: pathlib.Path, stubs: tuple[str, ...] = ()) -> Any:
 
 
 def without_gradients(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-  """`x` with gradients of 0."""
+  """Returns `x` with gradients of 0."""
   return x.detach() + 0.0 * like.sum()
 
 
 def rule(file: Vectors, naive: Any) -> None:
-  """The rule with exact solutions, in segments, and with five iterations."""
+  """Adds the rule with exact solutions, with segments, and with five iterations."""
 
   def call(solve, gates, arrays, state):
     query, key, value = arrays
     log_decay, beta, alpha = gates
-    # fla's keys and values have the square root of their weight.
+    # fla multiplies keys and values by the square root of their weight.
     root = torch.sqrt(beta)[..., None]
     out, (kk, kv) = solve(
       *(query, root * key, root * value, log_decay, log_decay, alpha),
@@ -136,7 +136,7 @@ def rule(file: Vectors, naive: Any) -> None:
 
 
 def arguments(name: str) -> dict[str, np.ndarray]:
-  """Queries, keys, values, inputs and parameters of a layer."""
+  """Draws queries, keys, values, inputs and parameters of a layer."""
   draw = Draw(name)
   given = draw.qkv() | {"inputs": draw.normal(1, T, FEATURES)}
   for gate in ("rate", "alpha"):
@@ -150,7 +150,7 @@ def arguments(name: str) -> dict[str, np.ndarray]:
 
 
 def layer(params: dict[str, torch.Tensor], arrays: Any, **more: Any) -> Any:
-  """The attributes of a layer whose projections give arrays and gates."""
+  """Returns a stub of a layer whose projections return arrays and gates."""
   own = mock.MagicMock(
     **{"use_gate": False, "use_beta_gate": True, "use_v_conv": True},
     **{"use_alpha_connection": True, "use_forgetting_gate": True},
@@ -176,8 +176,8 @@ def layer(params: dict[str, torch.Tensor], arrays: Any, **more: Any) -> Any:
 
 
 def fla_layer(file: Vectors, folder: pathlib.Path, naive: Any) -> None:
-  """The gates of fla's layer, with exact solutions."""
-  module = loaded(
+  """Adds the gates of fla's layer, with exact solutions."""
+  module = load_module(
     folder / "fla" / "layers" / "gka.py",
     (
       *("fla", "fla.layers", "fla.layers.utils", "fla.modules", "fla.ops"),
@@ -217,7 +217,7 @@ def fla_layer(file: Vectors, folder: pathlib.Path, naive: Any) -> None:
 
 
 def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
-  """The authors' layer and its kernel, position by position."""
+  """Adds the authors' layer and its kernel, one position at a time."""
   package = "training/src/hmf/model/hybrid_zoo/layers/gated_kalmanet"
   stubs = (
     *("fla", "fla.modules", "fla.ops", "fla.ops.simple_gla", "fla.ops.utils"),
@@ -229,11 +229,11 @@ def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
     "peer.a.ops.chebyshev.gka_chebyshev_solve",
   )
   chebyshev = folder / package / "ops" / "chebyshev"
-  solver = loaded(chebyshev / "gka_chebyshev_solve.py", stubs)
+  solver = load_module(chebyshev / "gka_chebyshev_solve.py", stubs)
   solver.exp = exponential
   simple = peer("simple_gla").naive_recurrent_simple_gla
   solver.fused_recurrent_simple_gla = simple
-  module = loaded(folder / package / "gka.py", stubs)
+  module = load_module(folder / package / "gka.py", stubs)
   module.torch_decoding_one_step = solver.torch_decoding_one_step
 
   class Cache(dict):
@@ -281,9 +281,9 @@ def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   fla, authors = map(pathlib.Path, sys.argv[1:])
-  naive = loaded(fla / "fla" / "ops" / "gka" / "naive.py")
+  naive = load_module(fla / "fla" / "ops" / "gka" / "naive.py")
   file = Vectors("gka", "commits named in each row")
   rule(file, naive)
   fla_layer(file, fla, naive)

@@ -1,4 +1,4 @@
-"""Makes transformers_states.npz: recurrent layers of transformers.
+"""Writes transformers_states.npz: recurrent layers of transformers.
 
 python3.11 -m venv VENV
 VENV/bin/pip install torch==2.13.0 transformers==5.24.0
@@ -18,7 +18,7 @@ T, N, H, S, R = 29, 2, 4, 5, 3
 
 
 def mamba(file: Vectors) -> None:
-  """Mamba and Falcon Mamba: their scans, of steps, B and C of x."""
+  """Adds the scans of Mamba and Falcon Mamba."""
   draw = Draw("hf mamba")
   given = {
     "query": draw.normal(1, T, N, H),
@@ -70,7 +70,7 @@ def mamba(file: Vectors) -> None:
 
 
 def rg_lru(file: Vectors) -> None:
-  """The layer of RecurrentGemma."""
+  """Adds the layer of RecurrentGemma."""
   draw = Draw("hf rg_lru")
   given = {
     "query": draw.normal(1, T, N, H),

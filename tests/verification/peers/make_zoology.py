@@ -1,4 +1,4 @@
-"""Makes zoology.npz: what the layer of the authors of Based computes.
+"""Writes zoology.npz: results of the layer by the authors of Based.
 
 git clone https://github.com/HazyResearch/zoology
 git -C zoology checkout d88d6f5474f36998d82d5c3bd58a190248d0a669
@@ -20,11 +20,11 @@ T, N, H, V = 29, 2, 4, 3
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   sys.path.insert(0, sys.argv[1])
   names = "opt_einsum", "zoology.utils"
   stubs = {x: mock.MagicMock() for x in names}
-  # A decorator of `__init__`, which is not called.
+  # A decorator of `__init__`, which is never called.
   stubs["pydantic"] = mock.MagicMock(validate_call=lambda x: x)
   with mock.patch.dict(sys.modules, stubs):
     from zoology.mixers.based import Based
