@@ -11,7 +11,7 @@ _INCHES = 2.0
 
 
 def rollout(layers: Sequence[np.ndarray]) -> np.ndarray:
-  """Attention rollout: the fraction of each input token in each output token.
+  """Computes attention rollout: the fraction of each input token in each output.
 
       A_L · … · A_1,   A_l = ½ mean over heads of the weights + ½ I,
 
