@@ -62,8 +62,8 @@ def solved_seeds(task: Task) -> pd.DataFrame:
     _name(row): {} for _, row in rows.iterrows()
   }
   columns: dict[str, None] = {}
-  for place, row in rows.sort_values("across", kind="stable").iterrows():
-    suffix = f", {varied[place]}" if varied[place] else ""
+  for index, row in rows.sort_values("across", kind="stable").iterrows():
+    suffix = f", {varied[index]}" if varied[index] else ""
     cells = {f"{k}{suffix}": text for k, text in _seeds(task, row).items()}
     content[_name(row)] |= cells
     columns |= dict.fromkeys(cells)
@@ -74,22 +74,22 @@ def solved_seeds(task: Task) -> pd.DataFrame:
 def memory(task: Task) -> pd.DataFrame:
   """Returns the seeds that solved a task, and the KiB of one full cache."""
   content, varied = {}, _differences(task.ended)
-  for place, row in task.ended.iterrows():
+  for index, row in task.ended.iterrows():
     kib = {"KiB": number(row["cache_bytes"] / 1024)}
-    content[_name(row, varied[place])] = kib | _seeds(task, row)
+    content[_name(row, varied[index])] = kib | _seeds(task, row)
   return pd.DataFrame.from_dict(content, orient="index")
 
 
 def lengths(task: Task) -> pd.DataFrame:
-  """Returns means over seeds at the first and last length, and the range at the last."""
+  """Returns means over seeds at the first and last length, and the last range."""
   means_by_length = (
     task.values_by_length.groupby(["row", "length"])["value"].mean().unstack()
   )
   varied = _differences(task.ended)
   content = {}
-  for place, row in task.ended.iterrows():
+  for index, row in task.ended.iterrows():
     values = means_by_length.loc[row["row"]].iloc[[0, -1]]
-    content[_name(row, varied[place])] = {
+    content[_name(row, varied[index])] = {
       **{f"at {length}": f"{100 * x:.1f} %" for length, x in values.items()},
       **_seeds(task, row),
     }
@@ -105,9 +105,9 @@ def length_means(task: Task) -> pd.DataFrame:
   varied = _differences(rows)
   trained = points[points["ratio"] == 1].groupby("row")["value"].mean()
   content: dict[str, dict[str, str]] = {}
-  for place, row in rows.iterrows():
+  for index, row in rows.iterrows():
     value_range = _seeds(task, row)["worst to best"]
-    content.setdefault(_name(row), {})[varied[place]] = (
+    content.setdefault(_name(row), {})[varied[index]] = (
       f"{100 * trained[row['row']]:.0f} → {100 * row['mean']:.0f} ({value_range})"
     )
   table = pd.DataFrame.from_dict(content, orient="index").fillna(NOTHING)
@@ -119,9 +119,9 @@ def pairs(task: Task) -> pd.DataFrame:
   limit = task.runs["solved_at"].astype(float).max()
   varied = _differences(task.ended)
   content: dict[str, dict[str, str]] = {}
-  for place, row in task.ended.iterrows():
+  for index, row in task.ended.iterrows():
     points = task.values_by_pairs[task.values_by_pairs["row"] == row["row"]]
-    content[_name(row, varied[place])] = {
+    content[_name(row, varied[index])] = {
       f"{number} pairs": f"{100 * values.mean():.0f} %, "
       f"{(values >= limit).sum()} of {len(values)}"
       for number, values in points.groupby("pairs")["value"]
@@ -132,9 +132,9 @@ def pairs(task: Task) -> pd.DataFrame:
 def means(task: Task) -> pd.DataFrame:
   """Returns the mean over seeds of the metric that ranks the rows."""
   content, varied = {}, _differences(task.ended)
-  for place, row in task.ended.iterrows():
+  for index, row in task.ended.iterrows():
     tied = f" {TIED}" if row["is_tied"] else ""
-    content[_name(row, varied[place])] = {
+    content[_name(row, varied[index])] = {
       task.metric.replace("_", " "): f"{number(row['mean'])}{tied}",
       "worst to best": f"{number(row['worst'])} to {number(row['best'])}",
     }
@@ -213,16 +213,16 @@ def board(sources: Sequence[str], folder: Path) -> pd.DataFrame:
   """
   table: dict[str, dict[str, str]] = {}
   columns: list[str] = []
-  for place, source in enumerate(sources):
+  for index, source in enumerate(sources):
     column, _, files = source.partition("=")
     first, *_ = rows = _best_rows(files, folder)
     lengths = sorted(set(_points(first[0])["length"]))
     names = [f"{column} at {n}" for n in (lengths[:1] + lengths[1:][-1:])]
     names = names if len(lengths) > 1 else [column]
-    columns += (["KiB"] if not place else []) + names
+    columns += (["KiB"] if not index else []) + names
     for task, row, mark in rows:
       cells = table.setdefault(f"`{row['attention']}`", {})
-      if not place:
+      if not index:
         cells["KiB"] = number(row["cache_bytes"] / 1024)
       cells |= zip(names, _cells(task, row), strict=True)
       cells[names[0]] += _marks(row, mark)
@@ -235,12 +235,12 @@ def _best_rows(files: str, folder: Path) -> list[tuple[Task, Any, str]]:
   rows: dict[str, tuple[Task, Any, str]] = {}
   first, *others = files.split("+")
   paths = [folder / first, *((folder / first).with_name(x) for x in others)]
-  for place, path in enumerate(paths):
+  for index, path in enumerate(paths):
     (task,) = _tasks(path).values()
     for _, row in task.ended[task.ended["width"] != DENSE].iterrows():
       other = rows.get(row["attention"])
       if other is None or row["solved"] > other[1]["solved"]:
-        rows[row["attention"]] = task, row, "h" if place else ""
+        rows[row["attention"]] = task, row, "h" if index else ""
   return list(rows.values())
 
 
@@ -342,8 +342,8 @@ def _differences(rows: pd.DataFrame) -> dict[Any, str]:
     for text in rows["across"]
   ]
   return {
-    place: re.sub("[=_]", " ", text)
-    for place, text in zip(rows.index, texts, strict=True)
+    index: re.sub("[=_]", " ", text)
+    for index, text in zip(rows.index, texts, strict=True)
   }
 
 
