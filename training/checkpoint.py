@@ -230,7 +230,7 @@ class Checkpoints:
     if steps:
       raise ConfigError(
         f"{self._manager.directory}: none of the checkpoints {steps} is "
-        "intact; remove the folder to start anew"
+        "intact; remove the folder to start again"
       )
     return None
 
@@ -305,7 +305,7 @@ def _is_system_error(error: Exception) -> bool:
 
 
 def _keep_best(metric: str) -> dict[str, Any]:
-  """Orbax options that keep the newest checkpoints and the best one."""
+  """Returns Orbax options that keep the newest checkpoints and the best one."""
   options = {
     "best_fn": operator.itemgetter(metric),
     "best_mode": "min" if is_lower_better(metric) else "max",

@@ -1,11 +1,11 @@
 r"""Prints the memory per device and the communication of a run, before it starts.
 
-    python -m training.commands.describe --config=configs/gpt.py
-    --config.task.path=input.txt python -m training.commands.describe
-    --config=configs/copy.py --devices=8 \
+    python -m training.commands.describe --config=configs/gpt.py \
+      --config.task.path=input.txt
+    python -m training.commands.describe --config=configs/copy.py --devices=8 \
       --config.mesh.fsdp=4 --config.mesh.tensor=2
-    make describe DESCRIBE="--config=configs/copy.py --target=h100:8
-    --config.mesh.fsdp=8"
+    make describe DESCRIBE="--config=configs/copy.py --target=h100:8 \
+      --config.mesh.fsdp=8"
 
 It compiles the run's training step and prints a table of the bytes per device: the
 sharded parameters and optimiser's state, the batch, and the memory that XLA reserves

@@ -1,9 +1,11 @@
-"""Draws the attention weights of every layer of a trained run for a given input.
+r"""Draws the attention weights of every layer of a trained run for a given input.
 
-    python -m training.commands.draw_attention --workdir=/tmp/run --text="3 1"
-    --target="3 1" python -m training.commands.draw_attention --workdir=/tmp/vit
-    --image=cat.png --query=2,5 python -m training.commands.draw_attention
-    --workdir=/tmp/speech --audio=string.wav
+    python -m training.commands.draw_attention --workdir=/tmp/run \
+      --text="3 1" --target="3 1"
+    python -m training.commands.draw_attention --workdir=/tmp/vit \
+      --image=cat.png --query=2,5
+    python -m training.commands.draw_attention --workdir=/tmp/speech \
+      --audio=string.wav
 
 It writes one picture per layer, with one panel per head, to WORKDIR/attention:
 encoder_1_self_attention.png and so on. --text is the input of the model: a source, or
