@@ -62,9 +62,9 @@ def packed(call):
         n: x if n in ("regularizer", "bonus") else x[:, a:b]
         for n, x in given.items()
       }
-      found = call(**part, initial_state=states[i])
-      outs.append(found["out"])
-      states[i] = found["state"]
+      outputs = call(**part, initial_state=states[i])
+      outs.append(outputs["out"])
+      states[i] = outputs["state"]
     return {"out": torch.cat(outs, 1), "state": torch.stack(states, 1)}
 
   return run

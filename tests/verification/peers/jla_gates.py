@@ -145,13 +145,13 @@ def product(file: Vectors) -> None:
       every = jnp.concatenate([others, last[:, :, None]], 2)
       return every.reshape(1, T * count, *every.shape[3:])
 
-    read = layer.gates(inputs)
+    gate_arrays = layer.gates(inputs)
     out, _ = reference.gated_delta_product(
       query,
       joined("key", key),
       joined("value", value),
-      read["g"],
-      read["beta"].reshape(1, T * count, N),
+      gate_arrays["g"],
+      gate_arrays["beta"].reshape(1, T * count, N),
       use_qk_l2norm=True,
     )
     return {"out": out}

@@ -83,14 +83,14 @@ def softmax(file: Vectors) -> None:
   given = draw.qkv(heads=4, kv_heads=2, value=H) | {"sinks": draw.normal(4)}
 
   def attend(query, key, value, sinks, mask):
-    found = xla.attention(
+    outputs = xla.attention(
       *(query, key, value, jnp.asarray(mask)),
       softmax_aux=sinks,
       logits_soft_cap=2.0,
       dtype=jnp.float32,
       softmax_dtype=jnp.float32,
     )
-    return {"out": found[0]}
+    return {"out": outputs[0]}
 
   mask = np.random.RandomState(0).rand(1, 4, T, T) < 0.5
   file.add(

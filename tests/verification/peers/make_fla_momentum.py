@@ -104,7 +104,7 @@ def gates(file: Vectors) -> None:
 
   def with_gates(query, key, value, inputs, **params):
     p = {name.removeprefix("params/"): x for name, x in params.items()}
-    own = mock.MagicMock(
+    layer_self = mock.MagicMock(
       **{"mode": "chunk", "training": True, "use_short_conv": False},
       **{"qk_activation": "silu", "qk_norm": "l2", "use_gate": False},
       **{"use_beta": True, "use_output_correction": True},
@@ -116,14 +116,21 @@ def gates(file: Vectors) -> None:
       **{"log_factor": p["log_factor"], "D_log": p["log_correction"]},
     )
     flat = [x.flatten(2) for x in (query, key, value)]
-    own.q_proj, own.k_proj, own.v_proj = ((lambda _, x=x: x) for x in flat)
-    own.a_proj, own.m_proj, own.b_proj, own.e_proj = (
+    layer_self.q_proj, layer_self.k_proj, layer_self.v_proj = (
+      (lambda _, x=x: x) for x in flat
+    )
+    (
+      layer_self.a_proj,
+      layer_self.m_proj,
+      layer_self.b_proj,
+      layer_self.e_proj,
+    ) = (
       (lambda x, name=name: x @ p[f"{name}_kernel"])
       for name in ("step", "momentum_step", "rate", "eta")
     )
-    own.o_norm = own.o_proj = lambda x: x
-    found = module.MomentumDeltaNet.forward(own, inputs)[0]
-    return {"out": found.unflatten(-1, (N, V))}
+    layer_self.o_norm = layer_self.o_proj = lambda x: x
+    out = module.MomentumDeltaNet.forward(layer_self, inputs)[0]
+    return {"out": out.unflatten(-1, (N, V))}
 
   draw = Draw("momentum delta gates")
   given = draw.qkv() | {"inputs": draw.normal(1, T, features)}

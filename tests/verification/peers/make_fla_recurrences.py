@@ -64,15 +64,17 @@ def hgrn2(file: Vectors) -> None:
 
     def call(query, key, value, bound=bound):
       flat = [x.flatten(2) for x in (query, key, value)]
-      own = mock.MagicMock(
+      layer_self = mock.MagicMock(
         mode="chunk",
         layer_idx=int(bound > 0.0),
         use_short_conv=False,
         head_f_dim=H,
         head_i_dim=V,
       )
-      own.q_proj, own.f_proj, own.i_proj = ((lambda _, x=x: x) for x in flat)
-      out, *_ = forward(own, flat[0], lower_bound=torch.tensor(bound))
+      layer_self.q_proj, layer_self.f_proj, layer_self.i_proj = (
+        (lambda _, x=x: x) for x in flat
+      )
+      out, *_ = forward(layer_self, flat[0], lower_bound=torch.tensor(bound))
       return {"out": out.unflatten(-1, (N, V))}
 
     file.add(
@@ -180,7 +182,7 @@ def gsa(file: Vectors) -> None:
   ).GatedSlotAttention.forward
 
   def with_gates(query, key, value, inputs, **params):
-    own = mock.MagicMock(
+    layer_self = mock.MagicMock(
       mode="chunk",
       use_short_conv=False,
       head_k_dim=H,
@@ -192,10 +194,12 @@ def gsa(file: Vectors) -> None:
       scale=1.0,
     )
     flat = [x.flatten(2) for x in (query, key, value)]
-    own.q_proj, own.k_proj, own.v_proj = ((lambda _, x=x: x) for x in flat)
+    layer_self.q_proj, layer_self.k_proj, layer_self.v_proj = (
+      (lambda _, x=x: x) for x in flat
+    )
     gates = inputs @ params["params/gate_kernel"].flatten(1)
-    own.f_proj = lambda _: gates
-    return {"out": forward(own, inputs)[0].unflatten(-1, (N, V))}
+    layer_self.f_proj = lambda _: gates
+    return {"out": forward(layer_self, inputs)[0].unflatten(-1, (N, V))}
 
   draw = Draw("gsa gates")
   given = draw.qkv() | {"inputs": draw.normal(1, T, features)}
@@ -278,7 +282,7 @@ def precond_delta(file: Vectors) -> None:
 
   def with_gates(query, key, value, inputs, **params):
     p = {name.removeprefix("params/"): x for name, x in params.items()}
-    own = mock.MagicMock(
+    layer_self = mock.MagicMock(
       **{"mode": "naive", "training": True, "use_short_conv": False},
       **{"use_gate": False, "allow_neg_eigval": False},
       **{"head_k_dim": H, "head_v_dim": V, "squash_x": 1.5, "squash_eps": 1e-6},
@@ -287,16 +291,23 @@ def precond_delta(file: Vectors) -> None:
       log_atk_scale=p["center"],
     )
     flat = [x.flatten(2) for x in (query, key, value)]
-    own.q_proj, own.k_proj, own.v_proj = ((lambda _, x=x: x) for x in flat)
-    own.b_proj, own.a_proj, own.b_atk_proj, own.a_atk_proj = (
+    layer_self.q_proj, layer_self.k_proj, layer_self.v_proj = (
+      (lambda _, x=x: x) for x in flat
+    )
+    (
+      layer_self.b_proj,
+      layer_self.a_proj,
+      layer_self.b_atk_proj,
+      layer_self.a_atk_proj,
+    ) = (
       (lambda x, name=name: x @ p[name])
       for name in (
         *("rate_kernel", "step_kernel"),
         *("square_rate_kernel", "square_step_kernel"),
       )
     )
-    own.o_norm = own.o_proj = lambda x: x
-    return {"out": forward(own, inputs)[0].unflatten(-1, (N, V))}
+    layer_self.o_norm = layer_self.o_proj = lambda x: x
+    return {"out": forward(layer_self, inputs)[0].unflatten(-1, (N, V))}
 
   draw, features = Draw("precond gates"), 6
   given = draw.qkv() | {"inputs": draw.normal(1, T, features)}

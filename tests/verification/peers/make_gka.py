@@ -87,8 +87,8 @@ def rule(file: Vectors, naive: Any) -> None:
       return solver(*args, num_iter=5, **options)
 
     gates = log_decay, beta, alpha
-    found = call(solve, gates, (query, key, value), initial_state)
-    return {name: without_gradients(x, query) for name, x in found.items()}
+    results = call(solve, gates, (query, key, value), initial_state)
+    return {name: without_gradients(x, query) for name, x in results.items()}
 
   draw = Draw("gka")
   given = draw.qkv(value=H)
@@ -151,7 +151,7 @@ def arguments(name: str) -> dict[str, np.ndarray]:
 
 def layer(params: dict[str, torch.Tensor], arrays: Any, **more: Any) -> Any:
   """Returns a stub of a layer whose projections return arrays and gates."""
-  own = mock.MagicMock(
+  stub = mock.MagicMock(
     **{"use_gate": False, "use_beta_gate": True, "use_v_conv": True},
     **{"use_alpha_connection": True, "use_forgetting_gate": True},
     **{"use_forgetting_gate_kk": True, "training": True, "num_iter": 30},
@@ -159,8 +159,8 @@ def layer(params: dict[str, torch.Tensor], arrays: Any, **more: Any) -> Any:
     dt_bias=params["params/step_bias"],
     **more,
   )
-  own.a_proj = lambda x: x @ params["params/step_kernel"]
-  own.b_proj, own.alpha_proj = (
+  stub.a_proj = lambda x: x @ params["params/step_kernel"]
+  stub.b_proj, stub.alpha_proj = (
     (
       lambda x, gate=gate: (
         x @ params[f"params/{gate}_kernel"] + params[f"params/{gate}_bias"]
@@ -168,11 +168,11 @@ def layer(params: dict[str, torch.Tensor], arrays: Any, **more: Any) -> Any:
     )
     for gate in ("rate", "alpha")
   )
-  own.q_proj, own.k_proj, own.v_proj = ((lambda _, x=x: x) for x in arrays)
+  stub.q_proj, stub.k_proj, stub.v_proj = ((lambda _, x=x: x) for x in arrays)
   for name in ("q_conv1d", "k_conv1d", "v_conv1d"):
-    setattr(own, name, lambda *, x, **rest: (x, None))
-  own.o_norm = own.o_proj = lambda x: x
-  return own
+    setattr(stub, name, lambda *, x, **rest: (x, None))
+  stub.o_norm = stub.o_proj = lambda x: x
+  return stub
 
 
 def fla_layer(file: Vectors, folder: pathlib.Path, naive: Any) -> None:
@@ -199,11 +199,11 @@ def fla_layer(file: Vectors, folder: pathlib.Path, naive: Any) -> None:
     sizes = dict.fromkeys(
       ("num_heads", "num_k_heads", "num_v_heads", "num_expanded_heads"), N
     )
-    own = layer(params, arrays, head_dim=H, head_v_dim=V, **sizes)
-    own.scale, own.ridge_ratio = H**-0.5, 0.125
-    own._expand = lambda x, heads, _: x.unflatten(-1, (heads, -1))
-    found = module.GatedKalmaNet.forward(own, inputs)[0]
-    return {"out": found.unflatten(-1, (N, V))}
+    stub = layer(params, arrays, head_dim=H, head_v_dim=V, **sizes)
+    stub.scale, stub.ridge_ratio = H**-0.5, 0.125
+    stub._expand = lambda x, heads, _: x.unflatten(-1, (heads, -1))
+    results = module.GatedKalmaNet.forward(stub, inputs)[0]
+    return {"out": results.unflatten(-1, (N, V))}
 
   file.add(
     "gka_gates",
@@ -248,7 +248,7 @@ def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
     )
     for t in range(T):
       now = [x[:, t : t + 1].detach() for x in (query, key, value, inputs)]
-      own = layer(
+      stub = layer(
         {name: x.detach() for name, x in params.items()},
         [x.flatten(2) for x in now[:3]],
         sequence_parallel_group=None,
@@ -256,11 +256,11 @@ def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
         **{"gla_scale": H**-0.5, "ridge_strength": 0.02},
         solver_type="chebyshev",
       )
-      own._expand_kv = lambda *flat: [x.unflatten(-1, (N, -1)) for x in flat]
-      found, *_ = module.GatedKalmaNet.forward(
-        own, now[3], past_key_values=cache
+      stub._expand_kv = lambda *flat: [x.unflatten(-1, (N, -1)) for x in flat]
+      results, *_ = module.GatedKalmaNet.forward(
+        stub, now[3], past_key_values=cache
       )
-      outs.append(found.unflatten(-1, (N, V)))
+      outs.append(results.unflatten(-1, (N, V)))
     return {"out": without_gradients(torch.cat(outs, 1), query)}
 
   context = contextlib.nullcontext()

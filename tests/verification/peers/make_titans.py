@@ -41,7 +41,9 @@ def constant_memory(**given: torch.Tensor) -> NeuralMemory:
     model=Matrix(),
     mem_model_norm_add_residual=False,
     pre_rmsnorm=False,
-    store_memory_loss_fn=lambda found, value: ((found - value) ** 2).sum(-1),
+    store_memory_loss_fn=lambda prediction, value: (
+      (prediction - value) ** 2
+    ).sum(-1),
     adaptive_step_transform=lambda x: x,
   )
   for name, tensor in given.items():
@@ -60,26 +62,26 @@ def call(size: int):
       for x in (torch.exp(log_momentum), -torch.expm1(log_decay))
     )
     state, weights, outs = None, None, []
-    for begin, end in itertools.pairwise((*range(0, T, size), T)):
-      along = slice(begin, end)
+    for start, end in itertools.pairwise((*range(0, T, size), T)):
+      chunk = slice(start, end)
       memory = constant_memory(
-        to_keys=key[:, along].flatten(2),
-        to_values=value[:, along].flatten(2),
-        to_adaptive_step=rate[:, along],
-        to_momentum=momentum[None, :, along],
-        to_decay_factor=decay[:, along],
+        to_keys=key[:, chunk].flatten(2),
+        to_values=value[:, chunk].flatten(2),
+        to_adaptive_step=rate[:, chunk],
+        to_momentum=momentum[None, :, chunk],
+        to_decay_factor=decay[:, chunk],
       )
-      found, following = memory.store_memories(
-        query[:, along].flatten(2), weights, state, return_surprises=False
+      updates, following = memory.store_memories(
+        query[:, chunk].flatten(2), weights, state, return_surprises=False
       )
       state = following.states
       weights = state[0]
       # The first is the memory before the mini-batch.
-      memories = found["weight"][:, 1:]
-      read = torch.einsum(
-        "ntd,ntdv->tnv", query[0, along].transpose(0, 1), memories
+      memories = updates["weight"][:, 1:]
+      out = torch.einsum(
+        "ntd,ntdv->tnv", query[0, chunk].transpose(0, 1), memories
       )
-      outs.append(read / H**0.5)
+      outs.append(out / H**0.5)
     return {"out": torch.cat(outs)[None]}
 
   return run

@@ -107,8 +107,8 @@ def differential(file: Vectors) -> None:
         return x / (1 - module.lambda_init)
 
     module.groupnorm = Unscaled()
-    no_turn = torch.ones(1, T, H // 2), torch.zeros(1, T, H // 2)
-    out, _ = module(query.new_zeros(1, T, 1), no_turn, CAUSAL)
+    no_rotation = torch.ones(1, T, H // 2), torch.zeros(1, T, H // 2)
+    out, _ = module(query.new_zeros(1, T, 1), no_rotation, CAUSAL)
     return {"out": out.unflatten(2, (4, H))}
 
   def call(query, key, value, weight):
@@ -122,9 +122,9 @@ def differential(file: Vectors) -> None:
   def with_params(query, key, value, **params):
     def prepare(module):
       for name in ("query_1", "key_1", "query_2", "key_2"):
-        theirs = f"lambda_{name[0]}{name[-1]}"
-        delattr(module, theirs)
-        setattr(module, theirs, params[f"params/{name}"])
+        parameter = f"lambda_{name[0]}{name[-1]}"
+        delattr(module, parameter)
+        setattr(module, parameter, params[f"params/{name}"])
       module.lambda_init = 0.5
 
     return run(query, key, value, prepare)
@@ -156,15 +156,15 @@ def differential(file: Vectors) -> None:
 def latent(file: Vectors) -> None:
   """Adds DeepSeek's multi-head latent attention, without rotary positions."""
   deepseek = modeling("deepseek_v3")
-  heads, rank, own, turned = 3, 5, 4, 2
+  heads, rank, nope_dim, rope_dim = 3, 5, 4, 2
   config = transformers.DeepseekV3Config(
     hidden_size=8,
     num_attention_heads=heads,
     num_key_value_heads=heads,
     q_lora_rank=None,
     kv_lora_rank=rank,
-    qk_nope_head_dim=own,
-    qk_rope_head_dim=turned,
+    qk_nope_head_dim=nope_dim,
+    qk_rope_head_dim=rope_dim,
     v_head_dim=V,
     attn_implementation="eager",
   )
@@ -183,8 +183,8 @@ def latent(file: Vectors) -> None:
         return x @ kernel
 
     module.kv_b_proj = Expand()
-    no_turn = torch.ones(1, T, turned), torch.zeros(1, T, turned)
-    out = module(query.new_zeros(1, T, 8), no_turn, CAUSAL)[0]
+    no_rotation = torch.ones(1, T, rope_dim), torch.zeros(1, T, rope_dim)
+    out = module(query.new_zeros(1, T, 8), no_rotation, CAUSAL)[0]
     return {"out": out.unflatten(2, (heads, V))}
 
   draw = Draw("hf latent")
@@ -194,11 +194,11 @@ def latent(file: Vectors) -> None:
     witness="DeepseekV3Attention",
     mechanism="latent",
     given={
-      "query": draw.normal(1, T, heads, own + turned),
+      "query": draw.normal(1, T, heads, nope_dim + rope_dim),
       "latent": draw.normal(1, T, rank),
-      "key_kernel": draw.normal(rank, heads, own, scale=0.5),
+      "key_kernel": draw.normal(rank, heads, nope_dim, scale=0.5),
       "value_kernel": draw.normal(rank, heads, V, scale=0.5),
-      "shared_key": draw.normal(1, T, turned),
+      "shared_key": draw.normal(1, T, rope_dim),
     },
     options={"is_causal": True},
   )
@@ -207,7 +207,7 @@ def latent(file: Vectors) -> None:
 def positions(file: Vectors) -> None:
   """Adds rotary positions of every type, and T5's bias."""
   llama = modeling("llama")
-  place = np.arange(0, 7 * T, 7, dtype=np.int32)[None]
+  indices = np.arange(0, 7 * T, 7, dtype=np.int32)[None]
   trained = {"original_max_position_embeddings": 64}
   llama3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
   for name, scaling in {
@@ -245,7 +245,7 @@ def positions(file: Vectors) -> None:
       mechanism="positions",
       function="rotary",
       given={"inputs": Draw("hf rotary").normal(1, T, 2, 16)},
-      fixed={"positions": place},
+      fixed={"positions": indices},
       options=options,
       definition=False,
     )

@@ -48,8 +48,8 @@ def main() -> None:
     given=given,
   )
 
-  place = torch.arange(T)
-  hidden = (place[:, None] - place[None]).abs() > 6
+  positions = torch.arange(T)
+  hidden = (positions[:, None] - positions[None]).abs() > 6
   mask = torch.zeros(T, T).masked_fill(hidden, -torch.inf)[None, None]
   file.add(
     "hf_relative_keys_window",

@@ -42,16 +42,16 @@ def mamba(file: Vectors) -> None:
       p = {n.removeprefix("params/"): x for n, x in params.items()}
       x = query.flatten(2)
 
-      def read(kernel):
+      def project(kernel):
         return norm(x @ p[kernel].flatten(0, 1))
 
-      step = read("step_down") @ p["step_up"].flatten(1)
+      step = project("step_down") @ p["step_up"].flatten(1)
       out = module.mamba_selective_scan(
         x.transpose(1, 2),
         step.transpose(1, 2),
         -torch.exp(p["log_rate"]).transpose(1, 2).flatten(0, 1),
-        read("key_kernel").transpose(1, 2),
-        read("query_kernel").transpose(1, 2),
+        project("key_kernel").transpose(1, 2),
+        project("query_kernel").transpose(1, 2),
         p["skip"].flatten(),
         delta_bias=p["step_bias"].flatten(),
         delta_softplus=True,
@@ -84,7 +84,7 @@ def rg_lru(file: Vectors) -> None:
 
   def call(query, **params):
     p = {n.removeprefix("params/"): x for n, x in params.items()}
-    theirs = {
+    parameters = {
       "recurrent_param": p["log_rate"].flatten(),
       "recurrent_gate_weight": p["decay_kernel"],
       "recurrent_gate_bias": p["decay_bias"],
@@ -93,7 +93,7 @@ def rg_lru(file: Vectors) -> None:
     }
     layer = modeling_recurrent_gemma.RecurrentGemmaRglru(config)
     arguments = query.flatten(2), torch.arange(T)[None]
-    out = torch.func.functional_call(layer, theirs, arguments)
+    out = torch.func.functional_call(layer, parameters, arguments)
     return {"out": out.unflatten(2, (N, H))}
 
   file.add(

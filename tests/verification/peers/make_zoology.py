@@ -37,7 +37,7 @@ def main() -> None:
   ):
 
     def call(query, key, value, view=view, causal=causal):
-      own = mock.MagicMock(
+      layer_self = mock.MagicMock(
         apply_rotary=False,
         feature_dim=H,
         num_heads=N,
@@ -49,9 +49,11 @@ def main() -> None:
         feature_map=TaylorExp(H),
       )
       arrays = [x.flatten(2) for x in (query, key, value)]
-      own.proj_q, own.proj_k, own.proj_v = ((lambda _, x=x: x) for x in arrays)
-      own.proj_o = own.dropout = lambda x: x
-      out = Based.forward(own, arrays[0])
+      layer_self.proj_q, layer_self.proj_k, layer_self.proj_v = (
+        (lambda _, x=x: x) for x in arrays
+      )
+      layer_self.proj_o = layer_self.dropout = lambda x: x
+      out = Based.forward(layer_self, arrays[0])
       return {"out": out.unflatten(-1, (N, V))}
 
     direction = "causal" if causal else "bidirectional"
