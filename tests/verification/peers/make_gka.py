@@ -202,8 +202,8 @@ def fla_layer(file: Vectors, folder: pathlib.Path, naive: Any) -> None:
     stub = layer(params, arrays, head_dim=H, head_v_dim=V, **sizes)
     stub.scale, stub.ridge_ratio = H**-0.5, 0.125
     stub._expand = lambda x, heads, _: x.unflatten(-1, (heads, -1))
-    results = module.GatedKalmaNet.forward(stub, inputs)[0]
-    return {"out": results.unflatten(-1, (N, V))}
+    out = module.GatedKalmaNet.forward(stub, inputs)[0]
+    return {"out": out.unflatten(-1, (N, V))}
 
   file.add(
     "gka_gates",
@@ -257,10 +257,10 @@ def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
         solver_type="chebyshev",
       )
       stub._expand_kv = lambda *flat: [x.unflatten(-1, (N, -1)) for x in flat]
-      results, *_ = module.GatedKalmaNet.forward(
+      out, *_ = module.GatedKalmaNet.forward(
         stub, now[3], past_key_values=cache
       )
-      outs.append(results.unflatten(-1, (N, V)))
+      outs.append(out.unflatten(-1, (N, V)))
     return {"out": without_gradients(torch.cat(outs, 1), query)}
 
   context = contextlib.nullcontext()
