@@ -1,19 +1,18 @@
-# make train   sets up .venv, trains the copy task, shows the result
-# make compare trains every mechanism on the copy task, at equal parameters
-# make bench   measures time and memory of every mechanism against length
-# make compiled  compiles every mechanism for an H100, without one
-# make describe DESCRIBE="--config=configs/copy.py --target=h100:8"  what a device
-#              of eight would hold and send in a step
-# make lint    sets up .venv, runs lint, type checker and the check of layers
-# make test    the same, and the suite
-# make test-of NAME=delta  all tests of a mechanism; PART=training, of a folder of
-#              tests/ or of projects/
-# make test-all  the suite with the slowest combinations, all of it as users compile,
-#              planted faults that it has to find, and five minutes of random ones
-# make docs    builds the site into docs/_build/html, with the notebooks that changed
-#              executed
-# make docs-check  the same with the first two notebooks alone: names and links
-# make format  formats and sorts imports
+# make train       sets up .venv, trains on the copy task, prints the result
+# make compare     trains every mechanism on the copy task, with equal parameter counts
+# make bench       measures time and memory of every mechanism at several lengths
+# make compiled    compiles every mechanism for an H100, without one
+# make describe DESCRIBE="--config=configs/copy.py --target=h100:8"
+#                  prints what each of eight devices would store and send in a step
+# make lint        sets up .venv, runs the linter, the type checker and import checks
+# make test        runs lint and the test suite
+# make test-of NAME=delta     runs all tests of a mechanism
+# make test-of PART=training  runs the tests of a folder of tests/ or projects/
+# make test-all    runs all tests, also the slowest, with the compiler options of
+#                  users; then planted faults, and five minutes of random faults
+# make docs        builds the site into docs/_build/html, executes changed notebooks
+# make docs-check  builds the site with only the first two notebooks, checks links
+# make format      formats code and sorts imports
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -26,7 +25,7 @@ PYTEST := -n auto --no-loadscope-reorder
 
 setup: $(VENV)/.installed
 
-# uv takes seconds; pip is for where uv is not to be had or knows no index.
+# uv takes seconds. pip is used if uv cannot be installed or finds no package index.
 install = $(PYTHON) -m uv pip install --quiet --python $(PYTHON) $(1) || \
   $(PYTHON) -m pip install --quiet --disable-pip-version-check $(1)
 
@@ -47,7 +46,7 @@ compare: setup
 bench: setup
 	$(PYTHON) -m benchmarks.scaling
 
-# Compilers of devices that are not here; they want a newer Python and JAX.
+# Compilers for other devices, which need a newer Python and JAX.
 DEVICES := .venv-devices
 $(DEVICES)/.installed:
 	python3.12 -m venv $(DEVICES)
@@ -88,8 +87,7 @@ $(VENV)/.docs-installed: docs/requirements.txt $(VENV)/.installed
 	@$(call install,-r $<)
 	@touch $@
 
-# Warnings are errors; each page and notebook is named as it is read.
-# `docs.check_site` follows every link between pages.
+# Warnings are errors. `docs.check_site` checks every link between pages.
 SITE := docs/_build/html
 
 docs: $(VENV)/.docs-installed

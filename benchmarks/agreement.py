@@ -1,17 +1,18 @@
-"""Differences between results of this GPU or TPU and those of its CPU.
+"""Compares the results of this GPU or TPU with those of its CPU.
 
     python -m benchmarks.agreement
     python -m benchmarks.agreement --attention=flash/xla,linear
 
-Every mechanism at the sizes of `benchmarks.scaling`, full and causal: its output, and
-the gradients of query, key, value and what it trains, from the same arrays, which
-bfloat16 holds. The CPU computes in float32; the device in float32 with products of
-full precision, in float32 as it comes, and in bfloat16. A number is the largest
-difference, divided by the largest number of the CPU's, both of all gradients
-together. Mechanisms that choose keys may choose others where scores are rounded.
+It compares, for every mechanism at the sizes of `benchmarks.scaling`, full and causal,
+the output and the gradients of query, key, value and trainable variables. The
+arguments are exact in bfloat16. The CPU computes in float32; the device computes in
+float32 with products of full precision, in float32 with the default precision, and in
+bfloat16. Each number is the largest difference over the largest value on the CPU, both
+over all gradients together. Mechanisms that select keys may select other keys when
+scores are rounded.
 
-A second table has the kernels of `implementation`, in bfloat16, a row for each kind
-of call that they take; `--attention=` prints it alone.
+A second table has one row per kind of call and kernel of `implementation`, in bfloat16.
+`--attention=` prints only this table.
 """
 
 from collections.abc import Callable
@@ -23,9 +24,9 @@ from absl import flags
 from settings.errors import ConfigError
 from training.commands import entry
 
-_ATTENTION = flags.DEFINE_list("attention", "all", "as of benchmarks.scaling")
+_ATTENTION = flags.DEFINE_list("attention", "all", "as for benchmarks.scaling")
 _LENGTH = 257
-"""T = S, odd: kernels have other rules for such lengths."""
+"""T = S; kernels treat odd lengths differently."""
 
 _PRECISIONS = (
   ("float32", "highest"),
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def _print_calls(size: Any) -> None:
-  """Prints the table of the kernels."""
+  """Prints the table of kernels."""
   from benchmarks import programs
 
   print(
@@ -85,7 +86,7 @@ def _print_calls(size: Any) -> None:
 def _calls(
   size, length: int
 ) -> dict[str, tuple[Callable[..., Any], list[Any]]]:
-  """The calls of the kernels: a function of arrays, and the arrays."""
+  """Returns the calls of kernels by name: a function, and its arrays."""
   import jax
   import jax.numpy as jnp
 
@@ -94,8 +95,8 @@ def _calls(
   shape = (size.batch, length, size.heads, size.head_dim)
   keys = jax.random.split(jax.random.key(0), 5)
   qkv = [jax.random.normal(key, shape, jnp.bfloat16) for key in keys[:3]]
-  few = [qkv[0], *(x[:, :, : size.heads // 2] for x in qkv[1:])]
-  # The first example sees a part of its keys, the second none.
+  grouped = [qkv[0], *(x[:, :, : size.heads // 2] for x in qkv[1:])]
+  # The first example has a third of its keys, the second has none.
   padding = jnp.arange(length)[None] < jnp.array([[length // 3], [0]])
   pairs = jax.random.bernoulli(keys[3], 0.5, (1, 1, length, length))
   bias = jax.random.normal(
@@ -103,18 +104,21 @@ def _calls(
   )
   flash, window = flash_attention, sliding_window_attention
 
-  def biased(query, key, value, bias, **options):
+  def flash_with_bias(query, key, value, bias, **options):
     return flash(query, key, value, bias=bias, **options)
 
-  keep = {"mask": padding[:, None, None]}
+  padding_mask = {"mask": padding[:, None, None]}
   return {
     "full": (flash, qkv),
     "causal": (partial(flash, is_causal=True), qkv),
-    "causal, grouped heads": (partial(flash, is_causal=True), few),
-    "masked keys": (partial(flash, **keep), qkv),
-    "masked keys, causal": (partial(flash, **keep, is_causal=True), qkv),
+    "causal, grouped heads": (partial(flash, is_causal=True), grouped),
+    "masked keys": (partial(flash, **padding_mask), qkv),
+    "masked keys, causal": (
+      partial(flash, **padding_mask, is_causal=True),
+      qkv,
+    ),
     "masked pairs": (partial(flash, mask=pairs), qkv),
-    "bias": (biased, [*qkv, bias]),
+    "bias": (flash_with_bias, [*qkv, bias]),
     "window to the left": (partial(window, window=(63, 0)), qkv),
     "window to both sides": (partial(window, window=31), qkv),
   }
@@ -126,7 +130,7 @@ def _cells(
   arguments: Any,
   precisions: Any,
 ) -> str:
-  """For each precision, the difference, or the device's error."""
+  """Returns, for each precision, the difference or the device's error."""
   import jax
   import jax.numpy as jnp
 
@@ -134,10 +138,9 @@ def _cells(
   from benchmarks.programs import first_line
 
   def cast(dtype):
-    def one(x):
-      return x.astype(dtype) if x.dtype == jnp.bfloat16 else x
-
-    return jax.tree.map(one, arguments)
+    return jax.tree.map(
+      lambda x: x.astype(dtype) if x.dtype == jnp.bfloat16 else x, arguments
+    )
 
   cpu = jax.devices("cpu")[0]
   with backend.tracing_for("cpu"), jax.default_device(cpu):
@@ -149,13 +152,13 @@ def _cells(
       with jax.default_matmul_precision(precision):
         outputs = jax.jit(_wrapper(function))(*cast(dtype))
       cells.append(f"{_difference(outputs, expected):.1e}")
-    except Exception as error:  # A cell of the table, not its end.
+    except Exception as error:  # An error fills one cell of the table.
       cells.append(first_line(error))
   return " | ".join(cells)
 
 
 def _wrapper(function):
-  """A new function, because `jax.jit` keeps the trace for another device."""
+  """Returns a new function, since `jax.jit` reuses traces across devices."""
   return lambda *arguments: function(*arguments)
 
 
@@ -168,9 +171,9 @@ def _difference(outputs: Any, expected: Any) -> float:
     for arrays in (outputs, expected)
   )
   pairs = zip(outputs, expected, strict=True)
-  # Python's `max` would pass over a NaN.
-  furthest = np.max([np.abs(x - y).max() for x, y in pairs])
-  return float(furthest / np.max([np.abs(x).max() for x in expected]))
+  # Python's `max` would ignore NaN.
+  largest = np.max([np.abs(x - y).max() for x, y in pairs])
+  return float(largest / np.max([np.abs(x).max() for x in expected]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Measured time and memory next to their bounds, and their growth.
+"""Compares measured time, memory and their growth with bounds.
 
-One setting: B 1, N 8, H 64, T 4,096, float32, on two CPU cores. Times are ratios
-to `jax.nn.dot_product_attention` of the same run, causal forms to its causal form;
-memory is XLA's temporaries. The bounds at length 4,096 are what prototypes in
-plain XLA reached on such a machine, the peers are the fastest code of others
-measured there.
+The bounds are for B 1, N 8, H 64, T 4,096 and float32 on two CPU cores. Times are
+ratios to `jax.nn.dot_product_attention` in the same run, to its causal form for causal
+forms. Memory is XLA's temporaries. The bounds at length 4,096 were reached by
+prototypes in plain XLA on this kind of machine. The peers are the fastest programs by
+others that were measured there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ LENGTH = 4096
 LONGER = 16_384
 
 GROWTH = 4.6
-"""Most that four times the length may take of what grows linearly."""
+"""The largest factor of a linear cost when the length grows four times."""
 
 _MIB = 2**20
 
@@ -27,9 +27,9 @@ class Bound(NamedTuple):
   """Bounds for one form of a mechanism, forward and with gradients.
 
   Attributes:
-    ratio: time over the baseline's.
-    mebibytes: temporaries; None sets no bound.
-    peer: the best of others, same measure, for a reader.
+    ratio: time relative to the baseline.
+    mebibytes: temporaries; None means no bound.
+    peer: the best times of other programs, for the reader.
   """
 
   ratio: tuple[float, float]
@@ -55,14 +55,14 @@ BOUNDS: Mapping[tuple[str, bool], Bound] = {
   ("lsh", False): Bound((0.185, 0.175), (115, 180), "LRA 0.29 / 0.20"),
   ("dense", False): Bound((0.45, 0.70), None, "–"),
 }
-"""(mechanism, causal) -> its bound, at the sizes of `programs`."""
+"""(mechanism, causal) -> bound, at the sizes of `programs`."""
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-  """A table of measured value, bound, and pass or fail; missing rows say so.
+  """Returns a table of measured values, bounds and verdicts.
 
   Args:
-    rows: of `benchmarks.timing`, `LENGTH` among their lengths.
+    rows: rows of `benchmarks.timing` that include `LENGTH`.
   """
   row_by_part = {
     (row["mechanism"], row["causal"], row["part"]): row
@@ -77,8 +77,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
       row = row_by_part.get((name, causal, part), {})
       base = row_by_part.get((BASELINE, causal, part), {})
       cells = [f"`{name}`", "✓" if causal else "", part]
-      ours, theirs = row.get("seconds"), base.get("seconds")
-      ratio = ours / theirs if ours and theirs else None
+      seconds, base_seconds = row.get("seconds"), base.get("seconds")
+      ratio = seconds / base_seconds if seconds and base_seconds else None
       cells += _judge(ratio, bound.ratio[i], 3)
       memory = row.get("temp_bytes")
       limit = None if bound.mebibytes is None else bound.mebibytes[i]
@@ -88,13 +88,13 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-  """A table of the growth of time and temporaries from 4,096 to 16,384.
+  """Returns a table of the growth of time and temporaries from 4,096 to 16,384.
 
-  Temporaries of every mechanism but the baseline, time of those whose record
-  promises linear cost.
+  Temporaries have a bound for every mechanism, time only for mechanisms of linear
+  cost. The baseline is left out.
 
   Args:
-    rows: of `benchmarks.timing`, both lengths among them.
+    rows: rows of `benchmarks.timing` that include both lengths.
   """
   row_by_length = {
     (row["mechanism"], row["causal"], row["part"], row["length"]): row
@@ -109,9 +109,9 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     if length != LENGTH or name == BASELINE or part == DECODE or not longer:
       continue
     cells = [f"`{name}`", "✓" if causal else "", part]
-    promised = mechanisms.example(name).cost == "linear"
+    is_linear = mechanisms.example(name).cost == "linear"
     for quantity, bound in (
-      ("seconds", GROWTH if promised else None),
+      ("seconds", GROWTH if is_linear else None),
       ("temp_bytes", GROWTH),
     ):
       short, long = row[quantity], longer[quantity]
@@ -123,8 +123,8 @@ def growth_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 def _judge(
   value: float | None, bound: float | None, decimals: int
 ) -> list[str]:
-  """The measured value, the bound, and the verdict."""
-  ours = "not run" if value is None else f"{value:.{decimals}f}"
+  """Returns the measured value, the bound and the verdict."""
+  text = "not run" if value is None else f"{value:.{decimals}f}"
   if value is None or bound is None:
-    return [ours, "–" if bound is None else f"{bound:g}", ""]
-  return [ours, f"{bound:g}", "pass" if value <= bound else "**short**"]
+    return [text, "–" if bound is None else f"{bound:g}", ""]
+  return [text, f"{bound:g}", "pass" if value <= bound else "**short**"]

@@ -1,20 +1,20 @@
-"""Contents of programs compiled for an H100 or a TPU, without the device.
+"""Compiles programs for an H100 or a TPU, without the device, and reads them.
 
     make compiled                                         # sets up .venv-devices; an H100
     make compiled COMPILED="--target=v5e --attention=dsa"
 
-Every mechanism at the sizes of `benchmarks.scaling`, forward and with gradients, its
-causal form where it has one. XLA compiles for a description of the device
-(`training.devices.target`), so nothing is timed; what makes a program slow is visible all the same:
+It compiles every mechanism at the sizes of `benchmarks.scaling`, forward and with
+gradients, in the causal form if there is one. XLA compiles for a description of the
+device (`training.devices.target`), so nothing is timed, but slow operations show:
 
-  s             seconds of all cores, of ptxas too, so that other work hardly matters
-  trips         of the longest loop
-  conditionals  branches that are taken while the program runs
-  scatters      how many, and of them additions in bfloat16 to indices that may repeat
-  sorts         how many
+  s             CPU seconds of compilation, including ptxas
+  trips         iterations of the longest loop
+  conditionals  branches that the program chooses at run time
+  scatters      their number, and how many add in bfloat16 to repeated indices
+  sorts         their number
   window        positions of the widest windowed sum, which is quadratic
-  GB, Gop       bytes and operations by XLA's cost analysis, a loop's body counted once;
-                it has none for an H100
+  GB, Gop       bytes and operations by XLA's cost analysis, which counts the body of a
+                loop once and does not support an H100
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,30 +27,32 @@ from absl import flags
 from training.commands import entry
 
 TARGETS = {"h100": "h100", "v5e": "v5e:2x2"}
-"""Device -> the smallest machine that has it."""
+"""Device -> the smallest machine with this device."""
 
-_TARGET = flags.DEFINE_enum("target", "h100", [*TARGETS], "what to compile for")
-_ATTENTION = flags.DEFINE_list("attention", "all", "as of benchmarks.scaling")
+_TARGET = flags.DEFINE_enum(
+  "target", "h100", [*TARGETS], "device to compile for"
+)
+_ATTENTION = flags.DEFINE_list("attention", "all", "as for benchmarks.scaling")
 _LENGTH = flags.DEFINE_integer("length", 16384, "T = S", lower_bound=2)
 
 
 def main() -> None:
-  """Prints a row for each program after it is compiled."""
+  """Compiles each program and prints its row."""
   import jax
 
   from benchmarks import programs, scaling_tables
   from training.devices import target
 
-  where = target.find(TARGETS[_TARGET.value])
+  machine = target.find(TARGETS[_TARGET.value])
   size = programs.Size(batch=2, heads=16, head_dim=64, dtype="bfloat16")
   print(
     f"{_TARGET.value}, jax {jax.__version__}, B, N, H = {size.batch}, {size.heads}, "
     f"{size.head_dim}, T = {_LENGTH.value:,}, {size.dtype}\n"
   )
-  heads = "mechanism", "program", "s", "MiB", "trips", "conditionals"
-  heads += "scatters (repeated)", "sorts", "window", "GB", "Gop"
-  rules = "---", "---", *["--:"] * (len(heads) - 2)
-  print(scaling_tables.table([heads, rules]), flush=True)
+  head = "mechanism", "program", "s", "MiB", "trips", "conditionals"
+  head += "scatters (repeated)", "sorts", "window", "GB", "Gop"
+  rule = "---", "---", *["--:"] * (len(head) - 2)
+  print(scaling_tables.table([head, rule]), flush=True)
   for name in programs.select(_ATTENTION.value):
     parts = [
       x
@@ -59,17 +61,17 @@ def main() -> None:
     ]
     causal = any(x.causal for x in parts)
     for program in (x for x in parts if x.causal == causal):
-      cells = _cells(program, where)
+      cells = _cells(program, machine)
       print(scaling_tables.table([(f"`{name}`", program.part, *cells)]))
       sys.stdout.flush()
 
 
-def _cells(program: Any, where: Any) -> Sequence[str]:
+def _cells(program: Any, machine: Any) -> Sequence[str]:
   from benchmarks.programs import first_line
 
   try:
-    x = report(program.function, program.arguments, where)
-  except Exception as error:  # A row of the table, not its end.
+    x = report(program.function, program.arguments, machine)
+  except Exception as error:  # An error fills one row of the table.
     return [first_line(error), *[""] * 8]
   return [
     f"{x['seconds']:.0f}",
@@ -85,18 +87,18 @@ def _cells(program: Any, where: Any) -> Sequence[str]:
 
 
 def report(
-  function: Callable[..., Any], arguments: Sequence[Any], where: Any
+  function: Callable[..., Any], arguments: Sequence[Any], machine: Any
 ) -> Mapping[str, Any]:
   """Compiles a function of arrays for one device and reads its program.
 
   Args:
-    function: is traced anew.
+    function: the function; it is traced again.
     arguments: pytrees of arrays or of their shapes.
-    where: from `training.devices.target`.
+    machine: a target of `training.devices.target`.
 
   Returns:
-    core seconds of compiling, bytes of temporaries, `hlo.counts`, and 'bytes' and
-    'operations' of XLA's cost analysis or None.
+    CPU seconds of compilation, bytes of temporaries, `hlo.counts`, and 'bytes' and
+    'operations' of XLA's cost analysis, or None.
   """
   import jax
   import numpy as np
@@ -104,20 +106,20 @@ def report(
   from training.devices import hlo, target
 
   mesh = jax.sharding.Mesh(
-    np.array(where.devices[:1]),
+    np.array(machine.devices[:1]),
     ("x",),
     axis_types=(jax.sharding.AxisType.Explicit,),
   )
-  one = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one),
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
     list(arguments),
   )
   start = _core_seconds()
-  # Pallas wants to know the mesh.
+  # Pallas needs the mesh.
   with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
     jitted = jax.jit(lambda *arrays: function(*arrays))
-    program = target.compile_for(jitted, where, *shapes)
+    program = target.compile_for(jitted, machine, *shapes)
   seconds = _core_seconds() - start
   costs = program.cost_analysis() or {}
   return {
@@ -130,9 +132,9 @@ def report(
 
 
 def _core_seconds() -> float:
-  """The time of all cores for this process and its ended children."""
-  whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-  return sum(resource.getrusage(x).ru_utime for x in whose)
+  """Returns the CPU seconds of this process and its finished children."""
+  processes = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+  return sum(resource.getrusage(x).ru_utime for x in processes)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# The tables of benchmarks/gpu.md anew, on one GPU and in about eight minutes:
+# Measures the tables of benchmarks/gpu.md on one GPU in about eight minutes:
 #
-#   bash benchmarks/device.sh FOLDER          # what matters most comes first
-#   bash benchmarks/device.sh FOLDER small    # every step in small, on a CPU too
+#   bash benchmarks/device.sh FOLDER          # the most important tables first
+#   bash benchmarks/device.sh FOLDER small    # small versions of all steps, also on a CPU
 #
-# Each step writes FOLDER/STEP.md, and what it says beside to FOLDER/STEP.log. Kernels
-# need tokamax and jax-linear-attention (docs/howto/accelerators.md); rows say which lack.
+# Each step writes its table to FOLDER/STEP.md and its log to FOLDER/STEP.log. Kernels
+# need tokamax and jax-linear-attention (docs/howto/accelerators.md); rows name missing
+# packages.
 set -u
 out=${1:?bash benchmarks/device.sh FOLDER [small]}
 mkdir -p "$out"

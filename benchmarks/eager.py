@@ -1,12 +1,12 @@
-"""Cost of an eager call after the first one, relative to `jax.nn`.
+"""Times eager calls after the first one, relative to `jax.nn`.
 
     python -m benchmarks.eager
     python -m benchmarks.eager --attention=flash,performer --length=256
 
-B 2, N 8, H 16, float32, no `jax.jit`: a call, its gradients and a step of decoding, of
-every mechanism in each direction. A ratio is the least time of a call in ten, over
-that of `jax.nn.dot_product_attention` on the same arrays in the same run; "compiled"
-counts the programs that these calls compile, which should be none.
+It times a call, its gradients and one decoding step of every mechanism in each
+direction, without `jax.jit`, at B 2, N 8, H 16 in float32. A ratio is the shortest of
+ten times, over that of `jax.nn.dot_product_attention` on the same arrays in the same
+run. "compiled" counts the programs that these calls compile; it should be 0.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from training.commands import entry
 
 _ATTENTION = flags.DEFINE_list("attention", ["all"], "mechanisms, or all")
 _LENGTH = flags.DEFINE_integer("length", 64, "T = S", lower_bound=1)
-_CALLS = flags.DEFINE_integer("calls", 10, "of each", lower_bound=1)
+_CALLS = flags.DEFINE_integer("calls", 10, "per program", lower_bound=1)
 
 
 def main() -> None:
   """Prints one line per mechanism, direction and part."""
-  # JAX takes a second to import: --help and a faulty flag do not wait for it.
+  # The import of JAX takes a second, which --help and wrong flags do not need.
   import jax
 
   from attention.testing.transforms import compilations
@@ -39,7 +39,7 @@ def main() -> None:
   print("| mechanism | causal | part | ms | ratio | compiled |")
   print("| --- | :-: | --- | --: | --: | --: |")
   for program in programs.programs(names, size, _LENGTH.value):
-    # XLA compiles in the first call.
+    # The first call compiles.
     jax.block_until_ready(program.function(*program.arguments))
     with compilations() as compiled:
       seconds = _seconds(lambda: program.function(*program.arguments))  # noqa: B023
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-  """The shortest time of a call."""
+  """Returns the shortest time of a call."""
   import jax
 
   times = []

@@ -55,14 +55,14 @@ def shapes() -> dict[str, tuple[int, ...]]:
     "input_layernorm": (FEATURES,),
     "post_attention_layernorm": (FEATURES,),
   }
-  every = {"model.embed_tokens": (VOCAB, FEATURES), "model.norm": (FEATURES,)}
+  tensors = {"model.embed_tokens": (VOCAB, FEATURES), "model.norm": (FEATURES,)}
   for i in range(LAYERS):
-    every |= {f"model.layers.{i}.{name}": x for name, x in layer.items()}
-  return {f"{name}.weight": shape for name, shape in every.items()}
+    tensors |= {f"model.layers.{i}.{name}": x for name, x in layer.items()}
+  return {f"{name}.weight": shape for name, shape in tensors.items()}
 
 
 def write(folder: Path, dtype: str) -> None:
-  """Writes the folder."""
+  """Writes a folder with random weights."""
   rng = np.random.default_rng(0)
   tensors = {}
   for name, shape in shapes().items():
@@ -88,7 +88,7 @@ def main() -> None:
   parser.add_argument("--stored", default="float32")
   parser.add_argument("--dtype", default="float32")
   flags = parser.parse_args()
-  # A process of its own, since the peak of this one includes the writing.
+  # Separate processes, so that the peak excludes the writing.
   context = multiprocessing.get_context("spawn")
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name)

@@ -1,12 +1,12 @@
-"""Cost of every mechanism relative to an earlier commit of this repository.
+"""Compares the cost of every mechanism with that at an earlier commit.
 
     python -m benchmarks.paired --before=242dee7
     python -m benchmarks.paired --before=242dee7 --lengths=1024 --names=flash,lsh
 
-B 1, N 8, H 64, float32, at the sizes of `benchmarks.scaling`, forward and with
-gradients of query, key and value, causal where the mechanism can be both: each of
-both versions is compiled and called in turn in one process, and the least time of a
-call counts. Ratios are now / before, of seconds and of temporaries in MiB.
+It measures forward calls and gradients of query, key and value at B 1, N 8, H 64 in
+float32, with the hyperparameters of `benchmarks.scaling`, in the causal form if there
+is one. One process compiles both versions and calls them in turn; the shortest time
+counts. Ratios are now / before. Temporaries are in MiB.
 """
 
 from pathlib import Path
@@ -23,19 +23,21 @@ from training.commands import entry
 from training.devices import process
 
 _BEFORE = flags.DEFINE_string("before", None, "commit to compare with")
-_LENGTHS = flags.DEFINE_list("lengths", ["1024", "4096", "16384"], "of T = S")
-_NAMES = flags.DEFINE_list("names", [], "mechanisms; all without it")
-_ROUNDS = flags.DEFINE_integer("rounds", 7, "calls of each", lower_bound=1)
+_LENGTHS = flags.DEFINE_list(
+  "lengths", ["1024", "4096", "16384"], "values of T = S"
+)
+_NAMES = flags.DEFINE_list("names", [], "mechanisms; all by default")
+_ROUNDS = flags.DEFINE_integer("rounds", 7, "calls per program", lower_bound=1)
 
 _OLD = "attention_before"
 _SLOWEST = 20.0
-"""Seconds of a call, beyond which a mechanism is left out of longer lengths."""
+"""Seconds of a call; slower mechanisms skip longer lengths."""
 
 
 def main() -> None:
   """Prints one line per mechanism, form and length."""
   if _BEFORE.value is None:
-    raise ConfigError("--before: missing; a commit, such as HEAD~20")
+    raise ConfigError("--before: expected a commit, such as HEAD~20")
   process.keep_freed_memory()
   with tempfile.TemporaryDirectory() as folder:
     _copy(_BEFORE.value, Path(folder))
@@ -44,12 +46,14 @@ def main() -> None:
 
 
 def _copy(commit: str, folder: Path) -> None:
-  """The library at a commit, as a package with another name."""
+  """Copies the library at a commit to a package with another name."""
   archive = ["git", "archive", commit, "attention"]
-  with subprocess.Popen(archive, stdout=subprocess.PIPE) as packed:
-    unpacked = subprocess.run(["tar", "-x", "-C", folder], stdin=packed.stdout)
-  if packed.returncode or unpacked.returncode:
-    raise ConfigError(f"--before: no commit {commit!r} with attention/ is here")
+  with subprocess.Popen(archive, stdout=subprocess.PIPE) as git:
+    tar = subprocess.run(["tar", "-x", "-C", folder], stdin=git.stdout)
+  if git.returncode or tar.returncode:
+    raise ConfigError(
+      f"--before: no commit {commit!r} with a folder attention/"
+    )
   (folder / "attention").rename(folder / _OLD)
   for path in (folder / _OLD).rglob("*.py"):
     lines = path.read_text("utf-8").splitlines()
@@ -85,13 +89,13 @@ def _compare() -> None:
         qkv[1] = None
       calls = []
       for library in (attention, old):
-        record = library.gates_from_keys(library.ATTENTIONS[name](**options))
+        mechanism = library.gates_from_keys(library.ATTENTIONS[name](**options))
         dims = library.Dims(8, 8, 64, length, 512)
-        variables = record.init(jax.random.key(1), dims)
+        variables = mechanism.init(jax.random.key(1), dims)
 
-        def forward(qkv, record=record, variables=variables):
-          causal = mechanisms.directions(record)[-1]
-          return record.apply(variables, *qkv, is_causal=causal)
+        def forward(qkv, mechanism=mechanism, variables=variables):
+          causal = mechanisms.directions(mechanism)[-1]
+          return mechanism.apply(variables, *qkv, is_causal=causal)
 
         def gradients(qkv, forward=forward):
           out, pull = jax.vjp(forward, qkv)
@@ -121,7 +125,7 @@ def _compare() -> None:
 
 
 def _least_seconds(programs: Any, qkv: Any) -> list[float]:
-  """The shortest time of each function, called in turn after a warm-up call."""
+  """Returns the shortest time per program, over calls in turn after a warm-up."""
   import jax
 
   seconds = [float("inf")] * len(programs)

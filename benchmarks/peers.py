@@ -1,14 +1,15 @@
-"""Cost of mechanisms relative to the same functions of other JAX packages.
+"""Compares the cost of functions with the same functions of other JAX packages.
 
     VENV/bin/python -m benchmarks.peers --peer=jax.nn|jla|ejkernel|tokamax
 
-VENV is one of the peer's own, which the head of `tests/verification/peers/make_jla.py` or of
-`make_ejkernel.py` makes; the library needs nothing but `jaxtyping` there. Both functions
-of a row are compiled and called in turn in one process, forward and with gradients of
-query, key and value, and the least time of a call counts. Ratios are ours / theirs, of
-seconds and of temporaries; *difference* is that of the outputs, by the largest number.
+VENV is an environment of the peer; `tests/verification/peers/make_jla.py` and
+`make_ejkernel.py` have the commands that create it. The library needs only `jaxtyping`
+in addition. One process compiles both functions of a row and calls them in turn,
+forward and with gradients of query, key and value; the shortest time counts. Ratios are
+ours / theirs. *difference* is the largest difference of the outputs over the largest
+value.
 
-fla's plain PyTorch runs position by position in Python, which says nothing of speed.
+fla's plain PyTorch is not here: it loops over positions in Python.
 """
 
 import argparse
@@ -38,10 +39,10 @@ class Row(NamedTuple):
   """One function of this library and the same function of a peer.
 
   Attributes:
-    mechanism: of ours.
-    peer: which function theirs is.
-    ours: `(query, key, value, arrays) -> output`.
-    theirs: likewise.
+    mechanism: the mechanism of this library.
+    peer: the function of the peer.
+    ours: `(query, key, value, x=arrays) -> output`.
+    theirs: the peer's function, with the same signature.
   """
 
   mechanism: str
@@ -50,8 +51,8 @@ class Row(NamedTuple):
   theirs: Callable[..., Any]
 
 
-def arrays_of(batch: int, length: int, heads: int, width: int) -> Arrays:
-  """Queries, unit keys, values, and gates: decays from e⁻² to 1, β below 1."""
+def draw_arrays(batch: int, length: int, heads: int, width: int) -> Arrays:
+  """Draws queries, unit keys, values and gates."""
   keys = iter(jax.random.split(jax.random.key(0), 8))
 
   def normal(*shape):
@@ -61,7 +62,7 @@ def arrays_of(batch: int, length: int, heads: int, width: int) -> Arrays:
     x = normal(width)
     return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
 
-  removed = unit()
+  erase_key = unit()
   return {
     "query": normal(width),
     "key": unit(),
@@ -69,13 +70,13 @@ def arrays_of(batch: int, length: int, heads: int, width: int) -> Arrays:
     "head_decay": -0.5 * jnp.abs(normal()),
     "channel_decay": -0.5 * jnp.abs(normal(width)),
     "beta": jax.nn.sigmoid(normal()),
-    "removal": -removed,
-    "replacement": removed * jax.nn.sigmoid(normal(1)),
+    "removal": -erase_key,
+    "replacement": erase_key * jax.nn.sigmoid(normal(1)),
   }
 
 
 def _recurrences() -> dict[str, Callable[..., Any]]:
-  """The recurrences of this library, by mechanism."""
+  """Returns the recurrences of this library, by mechanism."""
   gated, delta = (
     attention.gated_linear_attention,
     attention.delta_rule_attention,
@@ -112,7 +113,7 @@ def _softmax() -> dict[str, Callable[..., Any]]:
 
 
 def jax_nn() -> list[Row]:
-  """`jax.nn.dot_product_attention`."""
+  """Returns the rows of `jax.nn.dot_product_attention`."""
   attend, ours = jax.nn.dot_product_attention, _softmax()
   name = "dot_product_attention"
   window = {"local_window_size": (WINDOW, 0)}
@@ -134,10 +135,10 @@ def jax_nn() -> list[Row]:
 
 
 def jla() -> list[Row]:
-  """The chunked forms of jax-linear-attention, which run on a CPU."""
+  """Returns the rows of jax-linear-attention's chunked forms, which run on CPUs."""
   linear_attention = importlib.import_module("jla.ops").linear_attention
 
-  gates = {
+  kinds = {
     "mamba2": ("simple_gla", {"g": "head_decay"}),
     "gated_linear": ("gla", {"g": "channel_decay"}),
     "delta": ("deltanet", {"beta": "beta"}),
@@ -150,12 +151,12 @@ def jla() -> list[Row]:
   }
 
   def row(name, ours):
-    kind, names = gates[name]
+    kind, names = kinds[name]
 
     def theirs(*qkv, x):
-      given = {theirs: x[ours] for theirs, ours in names.items()}
+      gates = {peer_name: x[name] for peer_name, name in names.items()}
       scale = 1.0 if kind == "rwkv7" else qkv[0].shape[-1] ** -0.5
-      return linear_attention(kind, *qkv, **given, scale=scale, impl="chunked")[
+      return linear_attention(kind, *qkv, **gates, scale=scale, impl="chunked")[
         0
       ]
 
@@ -165,7 +166,7 @@ def jla() -> list[Row]:
 
 
 def ejkernel() -> list[Row]:
-  """The XLA forms of ejkernel."""
+  """Returns the rows of ejkernel's XLA forms."""
   xla = importlib.import_module("ejkernel.kernels._xla")
 
   ours = _recurrences() | _softmax()
@@ -178,9 +179,9 @@ def ejkernel() -> list[Row]:
     )[0]
 
   def rwkv7(query, key, value, *, x):
-    moved = x["replacement"], x["removal"]
-    given = query, x["channel_decay"], key, value, *moved
-    return xla.rwkv7(*given, softmax_scale=1.0)[0]
+    erase = x["replacement"], x["removal"]
+    arrays = query, x["channel_decay"], key, value, *erase
+    return xla.rwkv7(*arrays, softmax_scale=1.0)[0]
 
   theirs = {
     ("gated_linear", "recurrent_gla"): lambda *qkv, x: xla.recurrent_gla(
@@ -199,27 +200,27 @@ def ejkernel() -> list[Row]:
     ),
   }
   return [
-    Row(name, peer, ours[name], run) for (name, peer), run in theirs.items()
+    Row(name, peer, ours[name], call) for (name, peer), call in theirs.items()
   ]
 
 
 def tokamax() -> list[Row]:
-  """The Kimi Delta Attention of tokamax, in chunks of plain XLA.
+  """Returns the row of tokamax's Kimi Delta Attention, in chunks of plain XLA.
 
-  It computes decays itself, as −5 · sigmoid(gate); the gates give the decays of ours.
+  It computes decays as −5 · sigmoid(gate); the gates below give our decays.
   """
   api = importlib.import_module("tokamax._src.ops.kda.api")
 
   def kda(query, key, value, *, x):
     share = x["channel_decay"] / -5.0
     gate = jnp.log(share) - jnp.log1p(-share)
-    # Heads are before the batch there.
-    given = (
+    # tokamax has heads before the batch.
+    arrays = (
       jnp.moveaxis(y, 2, 0) for y in (query, key, value, gate, x["beta"])
     )
     heads, width = query.shape[2:]
     out, _ = api.kimi_delta_attention(
-      *given,
+      *arrays,
       a_log=jnp.zeros(heads),
       delta_time_bias=jnp.zeros(heads * width),
       lower_bound=-5.0,
@@ -242,77 +243,80 @@ PEERS = {
 
 
 def compare(row: Row, arrays: Arrays, rounds: int) -> list[str]:
-  """The cells of a row: seconds and temporaries for each part; the difference."""
-  # Arguments, not constants: XLA would compute with these while it compiles.
-  given = *(arrays[name] for name in ("query", "key", "value")), arrays
+  """Returns ratios of seconds and temporaries, and the difference of outputs."""
+  # XLA would fold constants during compilation, so these are arguments.
+  arguments = *(arrays[name] for name in ("query", "key", "value")), arrays
 
   def forward(function):
     return lambda query, key, value, x: function(query, key, value, x=x)
 
   def gradients(function):
-    run = forward(function)
-    return jax.grad(lambda *given: jnp.sum(run(*given) ** 2), (0, 1, 2))
+    call = forward(function)
+    return jax.grad(lambda *x: jnp.sum(call(*x) ** 2), (0, 1, 2))
 
   functions, cells, difference = (row.ours, row.theirs), [], "–"
   for part in (forward, gradients):
     try:
       ours, theirs = (
-        jax.jit(part(function)).lower(*given).compile()
+        jax.jit(part(function)).lower(*arguments).compile()
         for function in functions
       )
-      results = [jax.block_until_ready(run(*given)) for run in (ours, theirs)]
-    except Exception as error:  # A cell of the table, not its end.
+      outputs = [
+        jax.block_until_ready(program(*arguments)) for program in (ours, theirs)
+      ]
+    except Exception as error:  # An error fills two cells of the table.
       cells += [type(error).__name__, "–"]
       continue
     if part is forward:
-      one, other = results
-      difference = (
-        f"{jnp.max(jnp.abs(one - other)) / jnp.max(jnp.abs(other)):.0e}"
-      )
-    seconds = in_turn((ours, theirs), given, rounds)
+      out, expected = outputs
+      error = jnp.max(jnp.abs(out - expected))
+      difference = f"{error / jnp.max(jnp.abs(expected)):.0e}"
+    seconds = least_seconds((ours, theirs), arguments, rounds)
     cells.append(f"{seconds[0] / seconds[1]:.2f}")
-    memory: Any = [run.memory_analysis() for run in (ours, theirs)]
+    memory: Any = [program.memory_analysis() for program in (ours, theirs)]
     temporaries = [x.temp_size_in_bytes for x in memory]
     cells.append(f"{temporaries[0] / max(temporaries[1], 1):.2f}")
   return [*cells, difference]
 
 
-def in_turn(
-  programs: tuple[Any, ...], given: tuple[Any, ...], rounds: int
+def least_seconds(
+  programs: tuple[Any, ...], arguments: tuple[Any, ...], rounds: int
 ) -> list[float]:
-  """The shortest time in seconds of a call of each function."""
+  """Returns the shortest time per program, over calls in turn."""
   least = [float("inf")] * len(programs)
   for _ in range(rounds):
-    for i, run in enumerate(programs):
+    for i, program in enumerate(programs):
       start = time.perf_counter()
-      jax.block_until_ready(run(*given))
+      jax.block_until_ready(program(*arguments))
       least[i] = min(least[i], time.perf_counter() - start)
   return least
 
 
 def main() -> None:
-  """Prints a table."""
+  """Prints the table of a peer."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--peer", choices=PEERS, required=True)
   sizes = {"batch": 1, "length": 4096, "heads": 8, "width": 64, "rounds": 7}
   for name, default in sizes.items():
     parser.add_argument(f"--{name}", type=int, default=default)
-  chosen = parser.parse_args()
+  options = parser.parse_args()
   try:
-    version = importlib.metadata.version(PACKAGES[chosen.peer])
-    rows = PEERS[chosen.peer]()
+    version = importlib.metadata.version(PACKAGES[options.peer])
+    rows = PEERS[options.peer]()
   except ImportError as error:
-    parser.error(f"--peer={chosen.peer}: {error}; see the head of this file")
-  batch, length, heads, width, rounds = (getattr(chosen, x) for x in sizes)
+    parser.error(
+      f"--peer={options.peer}: {error}; see the docstring of this file"
+    )
+  batch, length, heads, width, rounds = (getattr(options, x) for x in sizes)
   print(
-    f"{PACKAGES[chosen.peer]} {version}, jax {jax.__version__}, "
+    f"{PACKAGES[options.peer]} {version}, jax {jax.__version__}, "
     f"{jax.default_backend()}, float32; B, T, N, H = {batch}, {length:,}, "
     f"{heads}, {width}\n"
   )
   names = ["ours", "theirs", "forward", "MiB", "with gradients", "MiB"]
   print("| " + " | ".join([*names, "difference"]) + " |")
   print("| --- | --- | --: | --: | --: | --: | --: |", flush=True)
-  arrays = arrays_of(batch, length, heads, width)
+  arrays = draw_arrays(batch, length, heads, width)
   for row in rows:
     cells = compare(row, arrays, rounds)
     line = [f"`{row.mechanism}`", f"`{row.peer}`", *cells]

@@ -1,11 +1,11 @@
-"""Memory and communication on eight H100 or sixteen TPUs: docs/scaling.md.
+"""Measures memory and communication on eight H100 or sixteen TPUs.
 
     .venv-devices/bin/python -m benchmarks.pods --target=h100:8
     .venv-devices/bin/python -m benchmarks.pods --target=v5e:4x4
 
-Compiles the training step of configs/text.py, with the optimiser and the vocabulary of
-that file, bfloat16 activations, float32 parameters, `remat=block` and a window of 1,024,
-and prints a row of a table as each is done. `make describe` sets up .venv-devices.
+It compiles training steps of configs/text.py, with bfloat16 activations, float32
+parameters, `remat=block` and a window of 1,024, and prints one row of the table in
+docs/scaling.md per step. `make describe` sets up .venv-devices.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ from absl import flags
 from training.commands import entry
 
 _TARGET = flags.DEFINE_string(
-  "target", "h100:8", "as of training.commands.describe"
+  "target", "h100:8", "as for training.commands.describe"
 )
 _PARAMETERS = flags.DEFINE_list("parameters", "85M,1.2B", "sizes of SIZES")
 _ATTENTION = flags.DEFINE_list(
@@ -28,13 +28,13 @@ SIZES = {
   "85M": {"num_layers": 12, "num_heads": 12, "features": 768},
   "1.2B": {"num_layers": 24, "num_heads": 16, "features": 2048},
 }
-"""Title -> leaves of the model."""
+"""Title -> config fields of the model."""
 
 SHORT, LONG, WINDOW = 8192, 131072, 1024
 
 
 def meshes(devices: int) -> list[tuple[int, int, dict[str, int]]]:
-  """Length, rows of a batch, and mesh axes of each row of the table."""
+  """Returns the length, batch size and mesh axes of each row of the table."""
   return [
     (SHORT, devices, {"data": devices}),
     (SHORT, devices, {"fsdp": devices}),
@@ -45,7 +45,7 @@ def meshes(devices: int) -> list[tuple[int, int, dict[str, int]]]:
 
 
 def main() -> None:
-  """Compiles everything and prints the table."""
+  """Compiles every training step and prints the table."""
   import jax
 
   from benchmarks import scaling_tables
@@ -82,7 +82,7 @@ def _cells(
   mesh: dict[str, int],
   target: Any,
 ) -> list[str]:
-  """The measurements of one training step."""
+  """Returns the measurements of one training step."""
   from benchmarks.programs import first_line
   from configs import text as config_file
   from training import experiment_config
@@ -101,7 +101,7 @@ def _cells(
   }
   try:
     step = compiled_step.compile_step(experiment_config.parse(config), target)
-  except Exception as error:  # A row of the table, not its end.
+  except Exception as error:  # An error fills one row of the table.
     return [first_line(error), *[""] * 5]
   state = (step.held_bytes + step.padding) / 1e9
   if step.refusal:

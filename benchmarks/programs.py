@@ -1,4 +1,4 @@
-"""The programs of a benchmark: forward, with gradients, and decoding."""
+"""Programs that benchmarks measure: forward, with gradients, and decoding."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
@@ -31,16 +31,16 @@ class Program:
   """One program and its arguments.
 
   Attributes:
-    mechanism: as `make` takes it.
-    causal: which form.
+    mechanism: a name that `make` accepts.
+    causal: whether the form is causal.
     part: one of `PARTS`.
-    length: T = S; of decoding, the positions that the cache has room for.
-    function: what is compiled.
-    arguments: its arguments. A decoder's first is its cache, which is donated
-      and comes back as the second result.
-    compiled: set by `compile`.
-    compile_seconds: likewise, tracing included.
-    repeats: how many calls `seconds` times together.
+    length: T = S; for decoding, the length of the cache.
+    function: the function to compile.
+    arguments: its arguments. The first one of a decoder is its cache, which is
+      donated and returned as the second result.
+    compiled: the compiled program, after `compile`.
+    compile_seconds: the seconds of `compile`, including tracing.
+    repeats: the number of calls that `seconds` times together.
   """
 
   mechanism: str
@@ -68,7 +68,7 @@ class Program:
 
   @property
   def needed_bytes(self) -> int:
-    """Total bytes that a call needs."""
+    """Bytes of temporaries, arguments and results together."""
     sizes = self.compiled.memory_analysis()
     return (
       sizes.temp_size_in_bytes
@@ -78,7 +78,7 @@ class Program:
     )
 
   def seconds(self) -> float:
-    """Seconds per call over `repeats` calls; waits for the last."""
+    """Returns the seconds per call, over `repeats` calls."""
     result = None
     start = time.perf_counter()
     for _ in range(self.repeats):
@@ -90,10 +90,10 @@ class Program:
 
 
 def select(names: Sequence[str]) -> Sequence[str]:
-  """The mechanisms that --attention names, for `make`; 'all' is each of this library.
+  """Returns the names that --attention lists, with 'all' expanded.
 
   Raises:
-    ConfigError: there is none of such a name, or with such an implementation.
+    ConfigError: a mechanism or its implementation does not exist.
   """
   names = [
     x for name in names for x in (ATTENTIONS if name == "all" else [name])
@@ -110,16 +110,15 @@ def select(names: Sequence[str]) -> Sequence[str]:
 def programs(
   names: Iterable[str], size: Size, length: int
 ) -> Iterator[Program]:
-  """Every program of these mechanisms at one length.
+  """Yields every program of these mechanisms at one length.
 
-  Gradients are those to query, key, value and what the mechanism trains, with
-  the output as cotangent. A decoder writes and reads the last position of a
-  cache of `length` positions. Its contents are zeros: nothing here takes longer
-  for what the numbers are.
+  Gradients are those of query, key, value and trainable variables, with the
+  output as cotangent. A decoder writes and reads the last position of a cache of
+  `length` positions. The cache is zero, since times do not depend on the values.
 
   Args:
-    names: as `make` takes them.
-    size: of the arrays.
+    names: names that `make` accepts.
+    size: the sizes of the arrays.
     length: T = S.
   """
   features = size.heads * size.head_dim
@@ -127,7 +126,7 @@ def programs(
   shape = (size.batch, length, size.heads, size.head_dim)
   keys = jax.random.split(jax.random.key(0), 3)
   qkv = [jax.random.normal(key, shape, jnp.dtype(size.dtype)) for key in keys]
-  # Drawn before anything is compiled, or the two would share the cores.
+  # Wait for the arrays, so that drawing does not slow down compilation.
   jax.block_until_ready(qkv)
   for name in names:
     mechanism = make(name, length)
@@ -145,30 +144,30 @@ def programs(
       ):
         yield Program(name, causal, part, length, function, arguments)
     if mechanism.init_cache and "decode" in mechanism.supports:
-      everything = {"params": params, **variables}
+      variables = {"params": params, **variables}
       cache = mechanism.init_cache(
-        everything, size.batch, length, dims, jnp.dtype(size.dtype)
+        variables, size.batch, length, dims, jnp.dtype(size.dtype)
       )
       rows = [None if x is None else x[:, -1:] for x in arrays]
       if "own_keys" in mechanism.supports:
         rows[2] = None
-      # Leaves may be one buffer, which cannot be donated twice.
+      # Arrays of a cache may share a buffer, which cannot be donated twice.
       cache = jax.tree.map(jnp.copy, _cache_at_end(cache, length))
-      arguments = [cache, *rows, everything]
+      arguments = [cache, *rows, variables]
       function = _decode(mechanism, length)
       yield Program(name, True, DECODE, length, function, arguments)
 
 
-def make(name: str, length: int, **own: Any) -> Attention:
-  """A mechanism with common sizes: 256 keys, features or rows, or as many as fit.
+def make(name: str, length: int, **hyperparameters: Any) -> Attention:
+  """Returns a mechanism with comparable sizes: up to 256 keys, features or rows.
 
-  Its gates, if it has any, read its keys.
+  Its gates, if any, are computed from the keys.
 
   Args:
     name: key of `ATTENTIONS`, import path, or `BASELINE`; 'flash/cudnn' is 'flash'
       with that implementation.
     length: T = S.
-    **own: hyperparameters in addition to those that the record has for benchmarks.
+    **hyperparameters: override the mechanism's hyperparameters for benchmarks.
   """
   if name == BASELINE:
     return ATTENTIONS[DENSE]()._replace(
@@ -180,9 +179,9 @@ def make(name: str, length: int, **own: Any) -> Attention:
     )
   name, _, implementation = name.partition("/")
   if implementation:
-    own["implementation"] = implementation
+    hyperparameters["implementation"] = implementation
   timed = mechanisms.example(name).sizes.timed(length)
-  return gates_from_keys(mechanisms.build(name, {**timed, **own}))
+  return gates_from_keys(mechanisms.build(name, {**timed, **hyperparameters}))
 
 
 def _forward(mechanism: Attention, causal: bool) -> Callable[..., Any]:
@@ -194,7 +193,7 @@ def _forward(mechanism: Attention, causal: bool) -> Callable[..., Any]:
 
 
 def gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Gradients of a function for each of its arrays, with its output as cotangent."""
+  """Returns a function that computes gradients, with the output as cotangent."""
 
   def forward_backward(*arrays):
     out, pullback = jax.vjp(function, *arrays)
@@ -204,7 +203,7 @@ def gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def first_line(error: Exception) -> str:
-  """The first line of a device's error; compilers write pages."""
+  """Returns the first line of an error, since compilers write pages."""
   return str(error).strip().partition("\n")[0]
 
 
@@ -222,14 +221,14 @@ def _decode(mechanism: Attention, length: int) -> Callable[..., Any]:
 
   def step(cache, query, key, value, variables):
     out, cache = decode(variables, cache, query, key, value)
-    # Back to where it was, for the next call.
+    # The next call decodes the same position.
     return out, _cache_at_end(cache, length)
 
   return step
 
 
 def _cache_at_end(cache: Any, length: int) -> Any:
-  """The cache before its last position; unchanged if it has no position."""
+  """Sets a cache to its last position, if it has an index."""
   if "index" not in getattr(cache, "_fields", ()):
     return cache
   return cache._replace(index=jnp.full_like(cache.index, length - 1))

@@ -1,17 +1,17 @@
-"""Time and memory of every mechanism against length.
+"""Measures time and memory of every mechanism as functions of the length.
 
     python -m benchmarks.scaling
     python -m benchmarks.scaling --lengths=4096 --attention=dense,performer
     python -m benchmarks.scaling --dtype=bfloat16 --out=rows.jsonl
 
-Forward, forward with gradients, and one decoded token at the last position of a
-cache, full and causal, and `jax.nn.dot_product_attention`. One process, calls
-in turn, medians ± half their interquartile range; ratios to the baseline of the
-same run, for machines are noisy. Memory is what XLA reserves for temporaries
-beside arguments and results. Prints Markdown: tables by length, the exponent of
-the upper half of the lengths, and the length from which on a mechanism is faster
-than `dense`. A program that needs more memory or time than allowed is not run,
-and its row says so.
+It measures forward, forward with gradients, and one decoding step at the last
+position of a cache, full and causal, and `jax.nn.dot_product_attention`. One
+process calls the programs in turn and reports medians ± half the interquartile
+range, and ratios to the baseline of the same run, since machines are noisy. Memory
+is what XLA reserves for temporaries, in addition to arguments and results. It
+prints Markdown: tables by length, the exponent over the upper half of the lengths,
+and the length from which on a mechanism is faster than `dense`. Programs that need
+more memory or time than allowed are not run, and their rows say so.
 """
 
 from collections.abc import Sequence
@@ -37,27 +37,31 @@ _BATCH = flags.DEFINE_integer("batch", 1, "B", lower_bound=1)
 _HEADS = flags.DEFINE_integer("heads", 8, "N = K", lower_bound=1)
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "H", lower_bound=1)
 _DTYPE = flags.DEFINE_enum(
-  "dtype", "float32", ["float32", "bfloat16"], "of all arrays"
+  "dtype", "float32", ["float32", "bfloat16"], "dtype of all arrays"
 )
-_MINUTES = flags.DEFINE_float("minutes", 10.0, "for everything, roughly")
+_MINUTES = flags.DEFINE_float(
+  "minutes", 10.0, "approximate time of the whole run"
+)
 _MAX_GIB = flags.DEFINE_float(
-  "max_gib", 6.0, "programs that need more are left"
+  "max_gib", 6.0, "programs that need more memory are not run"
 )
 _KEEP_FREED = flags.DEFINE_bool(
   "keep_freed",
   False,
-  "freed memory stays with the process, as in training: no page faults",
+  "the process keeps freed memory, as in training: no page faults",
 )
-_OUT = flags.DEFINE_string("out", None, "file for the rows, one JSON a line")
+_OUT = flags.DEFINE_string(
+  "out", None, "file for the rows, one JSON object per line"
+)
 
 
 def main() -> None:
-  """Times one length after another, writes rows, and prints the tables."""
+  """Times each length, writes its rows, and prints the tables."""
   lengths = _numbers(_LENGTHS.value)
   out = None if _OUT.value is None else Path(_OUT.value)
   if out is not None and not out.parent.is_dir():
     raise ConfigError(f"--out: no such folder: {str(out.parent)!r}")
-  # JAX takes a second to import: --help and a faulty flag do not wait for it.
+  # The import of JAX takes a second, which --help and wrong flags do not need.
   import jax
 
   from benchmarks import bounds, programs, scaling_tables, timing
@@ -65,7 +69,7 @@ def main() -> None:
 
   if _KEEP_FREED.value:
     process.keep_freed_memory()
-  # Dense among them, for others are compared to it.
+  # Tables compare all mechanisms with dense.
   names = dict.fromkeys([programs.DENSE, *programs.select(_ATTENTION.value)])
   size = programs.Size(
     _BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value
@@ -100,7 +104,7 @@ def main() -> None:
 
 
 def _numbers(texts: Sequence[str]) -> list[int]:
-  """The lengths, sorted."""
+  """Parses and sorts the lengths."""
   for text in texts:
     if not text.isdecimal() or int(text) < 2:
       raise ConfigError(f"--lengths: expected whole numbers > 1, got {text!r}")

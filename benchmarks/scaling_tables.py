@@ -1,4 +1,4 @@
-"""Exponents, crossovers and tables from the rows of `benchmarks.scaling`."""
+"""Computes exponents, crossovers and tables of rows of `benchmarks.scaling`."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -9,27 +9,27 @@ from benchmarks.programs import BASELINE, DECODE, DENSE, PARTS
 from benchmarks.timing import Row
 
 Series = Mapping[int, float]
-"""Length to seconds or bytes."""
+"""Length -> seconds or bytes."""
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-  """Formats rows of cells as Markdown, with a rule below the head."""
+  """Formats rows of cells as Markdown; the second row must be the rule."""
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def series(rows: Sequence[Row], key: str) -> dict[int, float]:
-  """The values of one program by length, where it was run."""
+  """Returns the values of one program by length, without missing ones."""
   return {row["length"]: row[key] for row in rows if row[key] is not None}
 
 
 def exponent(values: Series, lengths: Sequence[int]) -> float | None:
-  """The a of values ∝ Tᵃ, by least squares of logarithms.
+  """Fits a in values ∝ Tᵃ by least squares of logarithms.
 
-  Over the upper half of `lengths` only, the middle one included (from 2,048 of
-  256 … 16,384 on): shorter ones tell of what is constant.
+  It uses only the upper half of `lengths`, including the middle one (of 256 …
+  16,384, from 2,048 on), since constant costs dominate at short lengths.
 
   Returns:
-    None where fewer than two lengths have a value.
+    The exponent, or None if fewer than two lengths have a value.
   """
   ordered = sorted(lengths)
   upper = [x for x in ordered[len(ordered) // 2 :] if values.get(x, 0.0) > 0.0]
@@ -41,31 +41,31 @@ def exponent(values: Series, lengths: Sequence[int]) -> float | None:
 
 
 def crossover(values: Series, dense: Series) -> float | None:
-  """The length from which a mechanism is faster than dense attention.
+  """Returns the length from which on a mechanism is faster than dense attention.
 
-  Among the lengths that both have; between two of them by a straight line
-  through the logarithms of time and length.
+  Between two lengths, the logarithm of time is interpolated linearly in the logarithm
+  of length.
 
   Returns:
-    The shortest length where it is always faster, None where it is not faster
-    at the longest.
+    The crossover, the shortest common length if the mechanism is always faster, or
+    None if it is not faster at the longest.
   """
   common = sorted(values.keys() & dense.keys())
   if not common:
     return None
-  gain = [math.log(dense[x] / values[x]) for x in common]
-  if gain[-1] <= 0.0:
+  speedup = [math.log(dense[x] / values[x]) for x in common]
+  if speedup[-1] <= 0.0:
     return None
-  slower = [i for i, x in enumerate(gain) if x <= 0.0]
+  slower = [i for i, x in enumerate(speedup) if x <= 0.0]
   if not slower:
     return float(common[0])
   i = slower[-1]
-  part = -gain[i] / (gain[i + 1] - gain[i])
-  return common[i] * (common[i + 1] / common[i]) ** part
+  fraction = -speedup[i] / (speedup[i + 1] - speedup[i])
+  return common[i] * (common[i + 1] / common[i]) ** fraction
 
 
 def markdown(rows: Sequence[Row]) -> str:
-  """All tables: for each part time, time relative to the baseline, and memory."""
+  """Formats tables of time, relative time and memory for each part."""
   lengths = sorted({row["length"] for row in rows})
   texts = []
   for part in PARTS:
@@ -89,7 +89,7 @@ def _part(
   groups: Mapping[tuple[str, bool], Sequence[Row]],
   lengths: Sequence[int],
 ) -> list[str]:
-  """The three tables of one part."""
+  """Formats the three tables of one part."""
   base = DENSE if part == DECODE else BASELINE
   columns = [f"{length:,}" for length in lengths]
   times, ratios, memory = [], [], []
@@ -159,7 +159,7 @@ def _milliseconds(seconds: float) -> str:
 def _number(
   value: float | None, decimals: int, unit: float | None = 1.0
 ) -> str:
-  """A value in units; a dash if one of the two is missing."""
+  """Formats a value in units; a dash if either is missing."""
   if value is None or unit is None:
     return "–"
   return f"{value / unit:.{decimals}f}"

@@ -1,4 +1,4 @@
-"""Times programs in turn, within a time budget, and reports what it omits."""
+"""Times programs in turn within a time budget and reports omitted ones."""
 
 from collections.abc import Callable, Iterable, Sequence
 import concurrent.futures
@@ -13,28 +13,31 @@ import numpy as np
 from benchmarks.programs import Program, first_line
 
 Row = dict[str, Any]
-"""One program: 'mechanism', 'causal', 'part', 'length', and 'seconds' (median,
-None if not run), 'spread' (half the interquartile range, None of less than two
-calls), 'temp_bytes' (None if not compiled), 'compile_seconds'; 'reason' only if not
-run.
+"""The measurements of one program.
+
+The keys are 'mechanism', 'causal', 'part', 'length', 'seconds' (the median, None if
+not run), 'spread' (half the interquartile range, None for fewer than two calls),
+'temp_bytes' (None if not compiled), 'compile_seconds', and 'reason' if not run.
 """
 
 _ROUNDS = 10
-_FEWEST = 3
-_SHORT = 1.0
-"""Seconds of a call: shorter ones are made once, with any budget."""
-_VERY_SHORT = 0.1
-"""Likewise, three times."""
-_QUEUED = 0.02
-"""Seconds of calls that an accelerator makes between two readings of the clock: one
-call may take less than Python needs to ask for it."""
+_MIN_ROUNDS = 3
+_ONCE_BELOW = 1.0
+"""Seconds of a call; shorter calls run once with any budget."""
+_MIN_ROUNDS_BELOW = 0.1
+"""Seconds of a call; shorter calls run `_MIN_ROUNDS` times with any budget."""
+_BATCH_SECONDS = 0.02
+"""Seconds of calls that an accelerator runs per time measurement.
+
+A single call may take less time than Python needs to dispatch it.
+"""
 
 
 class Budget:
-  """Divides the time over lengths in proportion to them; compilation is separate.
+  """Divides time among lengths in proportion to them, apart from compilation.
 
-  What a length leaves goes to the ones after it. Compiling takes about as long
-  at every length, so the last one tells what the next ones need.
+  Time that a length does not use goes to the longer ones. Compilation takes about as
+  long at every length, so the last length predicts the next ones.
   """
 
   def __init__(
@@ -45,59 +48,59 @@ class Budget:
   ):
     self._clock = clock
     self._end = clock() + seconds
-    self._left = sorted(lengths)
-    self._compiling = 0.0
+    self._lengths = sorted(lengths)
+    self._compile_seconds = 0.0
 
   def share(self) -> float:
-    """Seconds for the calls of the shortest remaining length."""
-    compiling = self._compiling * len(self._left)
-    rest = self._end - self._clock() - compiling
-    return max(rest, 0.0) * self._left[0] / sum(self._left)
+    """Returns the seconds for calls of the shortest remaining length."""
+    compilation = self._compile_seconds * len(self._lengths)
+    seconds = self._end - self._clock() - compilation
+    return max(seconds, 0.0) * self._lengths[0] / sum(self._lengths)
 
   def compiled(self, seconds: float) -> None:
     """Records the compilation time of the shortest remaining length."""
-    self._compiling = seconds
-    # It is spent: `share` must not set it aside again.
+    self._compile_seconds = seconds
+    # This time is spent, so `share` must not reserve it again.
     self._end += seconds
 
   def next(self) -> None:
     """Marks the shortest remaining length as done."""
-    self._end -= self._compiling
-    self._left.pop(0)
+    self._end -= self._compile_seconds
+    self._lengths.pop(0)
 
 
 def time_length(
   programs: Iterable[Program],
   budget: Budget,
   max_bytes: float,
-  before: Sequence[Row] = (),
+  previous_rows: Sequence[Row] = (),
 ) -> list[Row]:
-  """Rows of all programs of one length.
+  """Times all programs of one length.
 
-  Everything is compiled first. What may run is called once to warm up, then in
-  rounds, the fastest program first: at most ten, until the share of this length
-  is spent. Three calls are certain where they fit into an equal part of it, or
-  take less than 0.1 s each. A program without time for another call keeps the
-  first, with no spread.
+  It compiles all programs first, calls each once to warm up, and then calls them in
+  up to ten rounds, fastest first, until the share of this length is spent. A program
+  runs at least three times if three calls fit into an equal part of the share, or
+  take less than 0.1 s each. A program without time for another call keeps the time
+  of the warm-up call, without a spread.
 
   Args:
-    programs: of one length.
-    budget: told of this length.
-    max_bytes: programs that need more are not run.
-    before: rows of shorter lengths. They tell how long a call would take, were
-      it quadratic from the longest one on. Where one call of each is more than
-      the share the slowest are left out, none below a second.
+    programs: the programs of one length.
+    budget: the time budget; it advances to the next length.
+    max_bytes: programs that need more memory are not run.
+    previous_rows: rows of shorter lengths, from which the time of a call is
+      extrapolated quadratically. If one call of each program exceeds the share, the
+      slowest programs are left out, except those below one second.
 
   Returns:
-    One row a program, in order.
+    One row per program, in order.
   """
   start = time.perf_counter()
   rows, ready = [], []
-  for program, fault in _compiled(programs):
+  for program, error in _compile(programs):
     row = _row(program)
     rows.append(row)
-    if fault is not None:
-      row["reason"] = f"not run: {first_line(fault)}"
+    if error is not None:
+      row["reason"] = f"not run: {first_line(error)}"
       continue
     row["temp_bytes"] = program.temp_bytes
     if program.needed_bytes > max_bytes:
@@ -109,11 +112,11 @@ def time_length(
       ready.append((program, row))
   budget.compiled(time.perf_counter() - start)
   share = budget.share()
-  _leave_out([row for _, row in ready], share, before)
+  _leave_out([row for _, row in ready], share, previous_rows)
   deadline = time.perf_counter() + share
   warm = _warm_up(x for x in ready if "reason" not in x[1])
-  certain = max(share / max(len(warm), 1) / _FEWEST, _VERY_SHORT)
-  timings = _in_turn(warm, deadline, certain)
+  guaranteed = max(share / max(len(warm), 1) / _MIN_ROUNDS, _MIN_ROUNDS_BELOW)
+  timings = _time_in_turn(warm, deadline, guaranteed)
   for (_, row, _), times in zip(warm, timings, strict=True):
     low, median, high = np.percentile(times, [25, 50, 75])
     row["seconds"] = float(median)
@@ -122,31 +125,31 @@ def time_length(
   return rows
 
 
-def _compiled(
+def _compile(
   programs: Iterable[Program],
 ) -> list[tuple[Program, Exception | None]]:
-  """Each program, compiled, or the error of the device.
+  """Compiles programs; returns each with its error, if any.
 
-  An accelerator's are compiled side by side, for its compiler takes longer; a CPU's
-  one by one, and their seconds are those of compiling alone.
+  Compilation for accelerators takes longer, so it runs in parallel. For a CPU it runs
+  one program at a time, so that the measured seconds are its own.
   """
 
-  def compiled(program):
+  def compile_one(program):
     try:
       program.compile()
-    except Exception as error:  # A row of the table, not its end.
+    except Exception as error:  # An error fills one row of the table.
       return program, error
     return program, None
 
   workers = 1 if jax.default_backend() == "cpu" else os.cpu_count()
   with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-    return list(pool.map(compiled, programs))
+    return list(pool.map(compile_one, programs))
 
 
 def _warm_up(
   ready: Iterable[tuple[Program, Row]],
 ) -> list[tuple[Program, Row, float]]:
-  """Each program after one call, with its seconds; omits programs that fail."""
+  """Calls each program once; returns those that succeed, with their seconds."""
   warm = []
   for program, row in ready:
     try:
@@ -154,7 +157,7 @@ def _warm_up(
       if jax.default_backend() != "cpu":
         # The first call of a program loads it.
         seconds = program.seconds()
-        program.repeats = math.ceil(_QUEUED / seconds)
+        program.repeats = math.ceil(_BATCH_SECONDS / seconds)
     except jax.errors.JaxRuntimeError as error:
       row["reason"] = f"not run: {first_line(error)}"
     else:
@@ -162,17 +165,20 @@ def _warm_up(
   return warm
 
 
-def _in_turn(
-  warm: Sequence[tuple[Program, Row, float]], deadline: float, certain: float
+def _time_in_turn(
+  warm: Sequence[tuple[Program, Row, float]], deadline: float, guaranteed: float
 ) -> list[list[float]]:
-  """Seconds of each program's calls; at least `_FEWEST` calls of `certain` seconds."""
+  """Returns the seconds of each program's calls.
+
+  Programs that take at most `guaranteed` seconds run at least `_MIN_ROUNDS` times.
+  """
   timings: list[list[float]] = [[] for _ in warm]
   for calls in range(_ROUNDS):
     for i in np.argsort([first for *_, first in warm]):
       program, _, first = warm[i]
       needed = first * program.repeats
       fits = time.perf_counter() + needed <= deadline
-      if fits or (calls < _FEWEST and needed <= certain):
+      if fits or (calls < _MIN_ROUNDS and needed <= guaranteed):
         timings[i].append(program.seconds())
   return [
     times or [first] for times, (*_, first) in zip(timings, warm, strict=True)
@@ -193,26 +199,26 @@ def _row(program: Program) -> Row:
 
 
 def _leave_out(
-  rows: Sequence[Row], share: float, before: Sequence[Row]
+  rows: Sequence[Row], share: float, previous_rows: Sequence[Row]
 ) -> None:
-  """Omits the slowest programs until one call of each other one fits."""
+  """Omits the slowest programs until one call of every other program fits."""
   total = 0.0
   for seconds, i in sorted(
-    (_extrapolate(row, before), i) for i, row in enumerate(rows)
+    (_extrapolate(row, previous_rows), i) for i, row in enumerate(rows)
   ):
     total += seconds
-    if seconds > _SHORT and total > share:
+    if seconds > _ONCE_BELOW and total > share:
       rows[i]["reason"] = (
         f"not run: a call would take up to {seconds:.0f} s, more than "
         "--minutes leaves"
       )
 
 
-def _extrapolate(row: Row, before: Sequence[Row]) -> float:
-  """Seconds of a call, extrapolated quadratically from the longest measured length."""
+def _extrapolate(row: Row, previous_rows: Sequence[Row]) -> float:
+  """Extrapolates the time of a call quadratically from the longest length."""
   measurements = [
     (other["length"], other["seconds"])
-    for other in before
+    for other in previous_rows
     if other["seconds"] is not None
     and all(other[key] == row[key] for key in ("mechanism", "causal", "part"))
   ]

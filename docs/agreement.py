@@ -1,6 +1,6 @@
-"""How far functions and definitions are from other people's programs, as a page.
+"""Writes a page that compares functions and definitions with other programs.
 
-python -m docs.agreement        writes docs/agreement.md, in two minutes
+`python -m docs.agreement` writes docs/agreement.md in two minutes.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ PAGE = pathlib.Path(__file__).with_suffix(".md")
 
 _HEADINGS = (
   *("mechanism", "witness", "compared"),
-  *("results", "gradients", "definition", "made"),
+  *("results", "gradients", "definition", "date"),
 )
 _MEASURED = slice(3, 6)
-"""The columns that only the arrays tell."""
+"""Columns of measured differences."""
 
 _REPOSITORIES = {
   "fla": "https://github.com/fla-org/flash-linear-attention",
@@ -90,14 +90,14 @@ Some peers disagree with each other or with the paper. The test vectors follow t
 
 
 class Row(NamedTuple):
-  """Cases of a mechanism that one peer is the witness of."""
+  """The cases in which one peer is the witness of a mechanism."""
 
   mechanism: str
   cases: list[Case]
 
   @property
   def witness(self) -> str:
-    """The peer, its version and its functions."""
+    """Names the peer, its version and its functions."""
     first = self.cases[0]
     names = "; ".join(dict.fromkeys(case.witness for case in self.cases))
     if first.peer in _REPOSITORIES:
@@ -106,10 +106,10 @@ class Row(NamedTuple):
 
   @property
   def compared(self) -> str:
-    """What the vectors have."""
-    found = dict.fromkeys(x for case in self.cases for x in case.result)
-    words = ["results" if "out" in found else ""]
-    words += [x for x in found if x != "out"]
+    """Lists what the test vectors of these cases contain."""
+    names = dict.fromkeys(x for case in self.cases for x in case.result)
+    words = ["results" if "out" in names else ""]
+    words += [x for x in names if x != "out"]
     words.append("gradients")
     if any(_has_groups(case) for case in self.cases):
       words.append("grouped heads")
@@ -125,7 +125,7 @@ class Row(NamedTuple):
 
   @property
   def date(self) -> str:
-    """The day on which the vectors were made."""
+    """The date of the newest vectors."""
     return max(case.date for case in self.cases)
 
 
@@ -140,17 +140,17 @@ def _lowest_decay(case: Case) -> float:
 
 
 def rows() -> list[Row]:
-  """A row for each mechanism and peer, in the order of `ATTENTIONS`."""
+  """Returns one row per mechanism and peer, in the order of `ATTENTIONS`."""
   by_row: dict[tuple[str, str], list[Case]] = {}
   for case in vectors.read():
     by_row.setdefault((case.mechanism, case.peer), []).append(case)
   order = [*ATTENTIONS, "positions"]
-  found = [Row(mechanism, cases) for (mechanism, _), cases in by_row.items()]
-  return sorted(found, key=lambda row: order.index(row.mechanism))
+  table = [Row(mechanism, cases) for (mechanism, _), cases in by_row.items()]
+  return sorted(table, key=lambda row: order.index(row.mechanism))
 
 
-def facts(row: Row) -> list[str]:
-  """The cells of a row, with nothing in those that are measured."""
+def unmeasured_cells(row: Row) -> list[str]:
+  """Returns the cells of a row, with empty text for measured differences."""
   return [
     *(f"`{row.mechanism}`", row.witness, row.compared),
     *("", "", "", row.date),
@@ -158,38 +158,37 @@ def facts(row: Row) -> list[str]:
 
 
 def measure(row: Row) -> list[str]:
-  """The largest differences of results, gradients and definitions of a row."""
+  """Returns the largest differences of results, gradients and definitions."""
   worst: dict[str, float] = dict.fromkeys(("out", "grad", "def"), 0.0)
 
-  def add(name: str, away: Mapping[str, float]) -> None:
-    worst[name] = max(worst[name], *away.values())
+  def update(name: str, differences: Mapping[str, float]) -> None:
+    worst[name] = max(worst[name], *differences.values())
 
   for case in row.cases:
-    results, gradients = agreement.with_gradients(case)
-    add("out", agreement.differences(results, case.result))
-    add("grad", agreement.differences(gradients, case.gradient))
+    results, gradients = agreement.results_and_gradients(case)
+    update("out", agreement.differences(results, case.result))
+    update("grad", agreement.differences(gradients, case.gradient))
     if case.definition:
-      found = agreement.defined(case)
-      expected = {x: y for x, y in case.result.items() if x in found}
-      add("def", agreement.differences(found, expected))
+      results = agreement.definition_results(case)
+      expected = {x: y for x, y in case.result.items() if x in results}
+      update("def", agreement.differences(results, expected))
   return [f"{x:.0e}" if x else "" for x in worst.values()]
 
 
 def page_rows(text: str) -> list[list[str]]:
-  """The cells of the first table of a page, with nothing where it is measured."""
+  """Returns the cells of the first table of a page like `unmeasured_cells`."""
   table = text.partition("| --- |")[2].partition("\n\n")[0].splitlines()[1:]
-  cells = [line.strip("|").split("|") for line in table]
-  found = [[cell.strip() for cell in line] for line in cells]
-  for line in found:
-    line[_MEASURED] = ["", "", ""]
-  return found
+  rows = [[x.strip() for x in line.strip("|").split("|")] for line in table]
+  for cells in rows:
+    cells[_MEASURED] = ["", "", ""]
+  return rows
 
 
 def main() -> None:
   """Writes the page."""
   lines = [list(_HEADINGS), ["---"] * len(_HEADINGS)]
   for row in rows():
-    cells = facts(row)
+    cells = unmeasured_cells(row)
     cells[_MEASURED] = measure(row)
     lines.append(cells)
   table = "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,7 +1,7 @@
-"""What each mechanism can do, as a table read from `supports`.
+"""Prints a table of what each mechanism supports.
 
-`python -m docs.capabilities` prints the table of docs/library.md in Markdown,
-and a test keeps the two equal.
+`python -m docs.capabilities` prints the table of docs/library.md in Markdown.
+A test compares the two.
 """
 
 from collections.abc import Mapping
@@ -26,34 +26,38 @@ COLUMNS = {
   "kv": {"own_keys"},
   "shards": {"sequence"},
 }
-"""Heading of a column -> the capabilities that it stands for, all of them."""
+"""Column heading -> the capabilities that a ✓ in it requires."""
 
 
 def capability_table(
   mechanisms: Mapping[str, Attention] | None = None,
 ) -> str:
-  """A Markdown table of capabilities (columns), a row for mechanisms with equal ones.
+  """Returns a Markdown table with one column per capability.
+
+  Mechanisms with equal capabilities share a row.
 
   Args:
-    mechanisms: name -> record; None is every entry of `ATTENTIONS` with its
-      default hyperparameters.
+    mechanisms: name -> mechanism. The default is every entry of `ATTENTIONS`
+      with its default hyperparameters.
 
   Returns:
-    ✓ where `supports` names the capability, – where asking for it raises
-    ValueError, 'only' where leaving it out does.
+    ✓ where `supports` names the capability, – where a call that needs it
+    raises ValueError, 'only' where a call without it does.
   """
   if mechanisms is None:
     mechanisms = {name: example(make) for name, make in ATTENTIONS.items()}
-  alike: dict[tuple[str, ...], list[str]] = {}
-  for name, record in mechanisms.items():
+  names_by_marks: dict[tuple[str, ...], list[str]] = {}
+  for name, mechanism in mechanisms.items():
     marks = [
-      "✓" if names <= record.supports else "–" for names in COLUMNS.values()
+      "✓" if names <= mechanism.supports else "–" for names in COLUMNS.values()
     ]
-    if record.causal_only:
+    if mechanism.causal_only:
       marks[0] = "only"
-    alike.setdefault(tuple(marks), []).append(f"`{name}`")
+    names_by_marks.setdefault(tuple(marks), []).append(f"`{name}`")
   rows = [["name", *COLUMNS], ["---", *[":-:"] * len(COLUMNS)]]
-  rows += [[", ".join(names), *marks] for marks, names in alike.items()]
+  rows += [
+    [", ".join(names), *marks] for marks, names in names_by_marks.items()
+  ]
   return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

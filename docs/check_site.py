@@ -1,9 +1,9 @@
-"""Checks of a built site: links inside it, and texts of its pictures.
+"""Checks the links and the alternative texts of a built site.
 
     python -m docs.check_site docs/_build/html
 
-Prints what is wrong, and ends with 1 if anything is. Addresses of the web are not
-visited.
+Prints every fault and exits with 1 if there are any. Links to other sites are
+not checked.
 """
 
 from html.parser import HTMLParser
@@ -13,13 +13,13 @@ from urllib.parse import unquote, urldefrag
 
 
 class _Page(HTMLParser):
-  """Links, anchors and pictures of a page."""
+  """The links, anchors and pictures without a text of a page."""
 
   def __init__(self, text: str):
     super().__init__()
     self.links: list[str] = []
     self.anchors = {"", "top"}
-    self.silent: list[str] = []
+    self.without_alt: list[str] = []
     self.feed(text)
 
   def handle_starttag(
@@ -31,11 +31,11 @@ class _Page(HTMLParser):
     if link and tag != "link":
       self.links.append(link)
     if tag == "img" and not values.get("alt"):
-      self.silent.append(values.get("src") or "")
+      self.without_alt.append(values.get("src") or "")
 
 
 def faults(site: Path) -> list[str]:
-  """A line for every link that leads nowhere and every picture without a text."""
+  """Returns one line per broken link and per picture without a text."""
   pages = {
     path.resolve(): _Page(path.read_text("utf-8"))
     for path in site.rglob("*.html")
@@ -44,8 +44,8 @@ def faults(site: Path) -> list[str]:
   lines = []
   for path, page in pages.items():
     name = path.relative_to(site.resolve())
-    lines += [f"{name}: no alternative text of {x}" for x in page.silent]
-    # The page for what is not there has links from the root of a server.
+    lines += [f"{name}: no alternative text of {x}" for x in page.without_alt]
+    # A server shows 404.html at any address, so its links start at the root.
     root = site if name.name == "404.html" else path.parent
     for link in page.links:
       if ":" in link.partition("/")[0] or link.startswith("//"):
@@ -63,6 +63,6 @@ def faults(site: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-  found = faults(Path(sys.argv[1]))
-  print("\n".join(found))
-  sys.exit(bool(found))
+  lines = faults(Path(sys.argv[1]))
+  print("\n".join(lines))
+  sys.exit(bool(lines))

@@ -1,6 +1,6 @@
-"""The help of every command, for the page of the site.
+"""Prints the help of every command, as the site shows it.
 
-`python -m docs.commands` prints it.
+Usage: `python -m docs.commands`.
 """
 
 import subprocess
@@ -18,18 +18,16 @@ COMMANDS = (
 
 
 def page() -> str:
-  """A section a command."""
+  """Returns one section per command."""
   return "\n".join(
     f"## `python {x}`\n\n```text\n{_help(x)}```\n" for x in COMMANDS
   )
 
 
 def _help(command: str) -> str:
-  line = [sys.executable, *command.split(), "--help"]
-  shown = subprocess.run(line, capture_output=True, text=True, check=True)
-  return shown.stdout.replace(
-    "--helpfull shows the libraries' flags too.\n", ""
-  )
+  arguments = [sys.executable, *command.split(), "--help"]
+  run = subprocess.run(arguments, capture_output=True, text=True, check=True)
+  return run.stdout.replace("--helpfull shows the libraries' flags too.\n", "")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The site: `make docs` builds it into docs/_build/html."""
+"""Configures Sphinx: `make docs` builds the site into docs/_build/html."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ import sys
 import tomllib
 
 ROOT = Path(__file__).parent.parent
-# For what is imported here, and for the kernels of notebooks.
+# The imports below and the kernels of notebooks need the root on the path.
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = str(ROOT)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -40,19 +40,19 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 4
 myst_url_schemes = {"http": None, "https": None, "mailto": None, "source": None}
-# A notebook runs where it, or what it imports, changed: see docs/notebooks.py.
+# A notebook runs again if it or a file that it uses changed: docs/notebooks.py.
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "docs/_build/notebooks")
 if os.environ.get("NOTEBOOKS") == "first":
   nb_execution_excludepatterns = ["tutorials/[!0]*"]
-  # Which a notebook names where it is executed.
+  # Notebooks that are not executed do not name their lexer.
   suppress_warnings = ["myst-nb.lexer"]
-# A slow machine takes its time.
+# Slow machines need more than the default limit.
 nb_execution_timeout = -1
 nb_execution_show_tb = True
 nb_merge_streams = True
 
-# Quotes and ellipses; two hyphens begin a flag.
+# Quotes and ellipses only: two hyphens start a flag.
 smartquotes_action = "qe"
 autosummary_generate = False
 linkcode_resolve = source_link
@@ -80,11 +80,11 @@ html_theme_options = {
 html_context = {
   "default_mode": "auto",
   "edit_page_provider_name": "GitHub",
-  # `docs.pages` sets `edited_file`: a page may be made of another file.
+  # `docs.pages` sets `edited_file`: some pages are generated from other files.
   "edit_page_url_template": f"{repository}/edit/main/{{{{ edited_file or file_name }}}}",
 }
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
-# The page for what is not there links from whatever folder it is shown in.
+# A server shows 404.html at any address, so its links start at the root.
 notfound_urls_prefix = os.environ.get("SITE_PREFIX", "/")

@@ -1,6 +1,6 @@
-"""Which attention function keeps which law, as a page, from records.
+"""Writes a page of the laws that attention functions keep, from records.
 
-python -m docs.conformance      writes docs/conformance.md, in a second
+`python -m docs.conformance` writes docs/conformance.md in a second.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +23,9 @@ html_theme.sidebar_secondary.remove: true
 
 # Conformance
 
-The laws below hold for attention by its definition, whatever its mechanism. `python -m attention.testing PACKAGE.MODULE:FUNCTION` runs those that apply to a function and prints a reproduction of each that it breaks; [how to judge your own](howto/judge.md). This page shows the public functions of libraries for JAX, this one included, on a CPU, at T = {lengths}. *breaks* is not always a fault: a library may define the case otherwise. Where its documentation says so, the law stands under *documented*, and the reproduction cites it.
+The laws below follow from the definition of attention and hold for every mechanism. `python -m attention.testing PACKAGE.MODULE:FUNCTION` runs those that apply to a function and prints a program that reproduces each broken law; see [how to test your own](howto/judge.md). This page shows public functions of JAX libraries, including this one, on a CPU, at T = {lengths}. A broken law is not always a fault: a library may define the case differently. If its documentation says so, the law is listed under *documented*, and the reproduction cites it.
 
-Each row comes from a record in [tests/verification/conformance](../tests/verification/conformance). Where a function needs gates, an adapter computes them from the keys. `python -m tests.verification.conformance` makes the records in an environment that has the libraries, and `python -m docs.conformance` makes the page. The rows of recurrences, of `jax.nn`, of Linen's function and of three of ours were made twice, with the same result; the others once. Two functions are not here: tokamax's `kimi_delta_attention` takes only multiples of 64 positions in its form for CPUs, and deltanet-tpu 0.3.0 only heads of 128, whose kernels, interpreted on a CPU, are too slow for the laws.
+Each row comes from a record in [tests/verification/conformance](../tests/verification/conformance). If a function needs gates, an adapter computes them from the keys. `python -m tests.verification.conformance` writes the records in an environment with the libraries, and `python -m docs.conformance` writes the page. The rows of recurrences, of `jax.nn`, of Linen's function and of three of our functions were measured twice, with the same result; the others once. Two functions are missing: on a CPU, tokamax's `kimi_delta_attention` accepts only multiples of 64 positions; deltanet-tpu 0.3.0 accepts only heads of 128, and its kernels, interpreted on a CPU, are too slow for the laws.
 
 """
 
@@ -33,7 +33,7 @@ _THREADS = (
   (
     "transformers 46773",
     "https://github.com/huggingface/transformers/pull/46773",
-    "in a batch of one, padding on the left enters the convolution and the recurrence, as the mask was applied from two examples on",
+    "in a batch of one, padding on the left enters the convolution and the recurrence, because the mask is applied only to larger batches",
     "padding_of_one_example",
   ),
   (
@@ -51,7 +51,7 @@ _THREADS = (
   (
     "fla 1272",
     "https://github.com/fla-org/flash-linear-attention/issues/1272",
-    "a masked position has no value but still its decay, which is computed from its content",
+    "a masked position still decays the state, by an amount that depends on its content",
     "content_of_masked_positions",
   ),
   (
@@ -69,15 +69,15 @@ _THREADS = (
   (
     "transformers 46588",
     "https://github.com/huggingface/transformers/pull/46588",
-    "a short convolution slides over the boundary of packed examples",
+    "a short convolution crosses the boundary of packed examples",
     "packing",
   ),
 )
-"""Name and address of a thread, what it reports, and the law."""
+"""Name and address of a thread, what it reports, and the law that it breaks."""
 
 
 def page(records: Mapping[str, Mapping[str, Any]]) -> str:
-  """The page of these records."""
+  """Returns the text of the page."""
   lengths = sorted({x["lengths"] for x in records.values()})
   return "".join(
     [
@@ -107,13 +107,13 @@ def _overview(records: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
     yield f"| {' | '.join(map(str, cells))} |\n"
   dates = sorted({x["date"] for x in records.values()})
   jaxes = sorted({x["jax"] for x in records.values()})
-  yield f"\nMade with JAX {', '.join(jaxes)}, {dates[0]} to {dates[-1]}.\n"
+  yield f"\nMeasured with JAX {', '.join(jaxes)}, {dates[0]} to {dates[-1]}.\n"
 
 
 def _leaks(records: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
-  yield "\n## Leaks that were reported\n\n"
-  yield "Public threads report these leaks. Each is a law of the list.\n\n"
-  yield "| thread | what it reports | law | broken above by |\n"
+  yield "\n## Reported leaks\n\n"
+  yield "Public threads report these leaks. Each breaks one of the laws.\n\n"
+  yield "| thread | report | law | broken above by |\n"
   yield "| --- | --- | --- | --- |\n"
   for thread, address, text, law in _THREADS:
     outcomes = {
@@ -143,7 +143,7 @@ def _laws(records: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
 
 
 def _reproductions(records: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
-  yield "\n## Reproductions\n\nEach program prints the largest difference, by array; nan shows that NaN reached a result.\n"
+  yield "\n## Reproductions\n\nEach program prints the largest difference of each array; nan means that NaN reached a result.\n"
   for name, record in records.items():
     broken = [x for x in record["laws"] if x["status"] == "broken"]
     if broken:
@@ -157,7 +157,7 @@ def _reproductions(records: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
 
 
 def read() -> dict[str, dict[str, Any]]:
-  """The records, in the order of the adapters."""
+  """Reads the records, in the order of the adapters."""
   return {
     name: json.loads((_RECORDS / f"{name}.json").read_text("utf-8"))
     for name in FUNCTIONS

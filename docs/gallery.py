@@ -1,6 +1,6 @@
-"""Cards of all mechanisms, from the registry and docs/mechanisms.md.
+"""Prints a card per mechanism, from the registry and docs/mechanisms.md.
 
-`python -m docs.gallery` prints them. The code of each card is traced by JAX first.
+Usage: `python -m docs.gallery`. JAX traces the code of every card first.
 """
 
 import re
@@ -9,7 +9,7 @@ from docs.mechanism_pages import ARRAYS, Section, example, sections
 
 
 def page() -> str:
-  """What the code of all cards begins with, and a card a mechanism."""
+  """Returns the arrays that all cards use, and one card per mechanism."""
   grid = "\n".join(
     [
       "::::::{grid} 1 1 1 2",
@@ -24,7 +24,7 @@ def page() -> str:
 
 
 def _card(name: str, section: Section) -> str:
-  """The card of a mechanism: its row of the opening table, and its section."""
+  """Returns a card with the table row and the section of a mechanism."""
   picture = re.search(r"^!\[.*", section.text, re.M)
   formula = re.search(r"^```math\n.*?^```$", section.text, re.M | re.S)
   links = dict(re.findall(r"\[(definition|code)\]\((.*?)\)", section.sources))
@@ -33,7 +33,7 @@ def _card(name: str, section: Section) -> str:
     raise ValueError(
       f"docs/mechanisms.md, {name}: no picture, formula or links"
     )
-  # Some mechanisms are described in a report without an address on arXiv.
+  # Some mechanisms come from a report that is not on arXiv.
   paper = f" ·\n[paper](https://arxiv.org/abs/{papers[0]})" if papers else ""
   return f"""\
 :::::{{grid-item-card}}

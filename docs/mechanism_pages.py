@@ -1,11 +1,11 @@
-"""A page a mechanism, made when the site is built.
+"""Generates one page per mechanism when the site is built.
 
 `python -m docs.mechanism_pages delta` prints one.
 
-docs/mechanisms.md has the rows and the sections of all of them, and so is one page
-for a reader of the repository. On the site it keeps the opening table, and each
-section becomes the page mechanisms/NAME with what the code, docs/library.md,
-docs/agreement.md and the records of comparisons say of the mechanism.
+In the repository, docs/mechanisms.md is a single page with a table and a section per
+mechanism. On the site it keeps the table, and each section becomes the page
+mechanisms/NAME, with facts from the code, docs/library.md, docs/agreement.md and the
+records of comparisons.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,15 +31,15 @@ import jax
 query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 8, 16))
 inputs = jax.random.normal(jax.random.key(1), (2, 64, 128))
 """
-"""What the code of every page begins with: [B, T, N, H] and [B, T, F]."""
+"""The first lines of the code of every page: `[B, T, N, H]` and `[B, T, F]`."""
 
 _COMMON = ("mask", "is_causal", "scale")
-_SHARED = (
+_SHARED_DOCS = (
   attention.dense_attention,
   attention.flash_attention,
   attention.gated_linear_attention,
 )
-"""Functions whose docstrings say what options of other ones mean, too."""
+"""Functions whose docstrings also describe options of other functions."""
 
 _RESULTS = {
   "recall": (
@@ -55,11 +55,11 @@ _RESULTS = {
     "permutations of 3 letters at eight times the trained length",
   ),
 }
-"""Column -> its records in docs/, and what was solved."""
+"""Column -> its records in docs/, and the task."""
 
 
 class Section(NamedTuple):
-  """What docs/mechanisms.md has of a mechanism."""
+  """The parts of docs/mechanisms.md that describe one mechanism."""
 
   idea: str
   time: str
@@ -71,7 +71,7 @@ class Section(NamedTuple):
 
 @functools.cache
 def sections() -> Mapping[str, Section]:
-  """Mechanism -> its row and section of docs/mechanisms.md."""
+  """Returns mechanism -> its row and section of docs/mechanisms.md."""
   opening, *parts = re.split(r"^## ", _read("mechanisms.md"), flags=re.M)
   texts = {part.split("\n")[0].strip("`"): part for part in parts}
   rows = re.findall(
@@ -86,9 +86,9 @@ def sections() -> Mapping[str, Section]:
 
 
 def overview(text: str) -> str:
-  """docs/mechanisms.md as the site has it: sections are pages of their own.
+  """Returns docs/mechanisms.md without the sections that become pages.
 
-  Rows keep the anchors of sections.
+  The rows of the table get the anchors of these sections.
   """
   opening, *parts = re.split(r"^(?=## )", text, flags=re.M)
   names = "|".join(ATTENTIONS)
@@ -104,7 +104,7 @@ def overview(text: str) -> str:
 
 
 def write() -> None:
-  """A file for each page, whose text comes from `page` when it is read."""
+  """Writes a placeholder per page; `docs.pages` replaces its text."""
   for name in ATTENTIONS:
     (FOLDER / f"{name}.md").write_text(
       f"`python -m docs.mechanism_pages {name}` prints this page.\n", "utf-8"
@@ -112,11 +112,11 @@ def write() -> None:
 
 
 def page(name: str) -> str:
-  """The page of a mechanism, with links as from docs/."""
+  """Returns the page of a mechanism, with links relative to docs/."""
   section = sections()[name]
   parts = [
     f"# `{name}`",
-    f"{_capital(section.idea)}. Time of a head: {section.time} ([letters](mechanisms.md)).",
+    f"{_capital(section.idea)}. Time per head: {section.time} ([letters](mechanisms.md)).",
     section.text,
     section.sources,
     "## Call it",
@@ -144,130 +144,132 @@ def _read(name: str) -> str:
 
 
 def function(name: str) -> Any:
-  """The public function of a mechanism, or the one whose gates it makes."""
+  """Returns the public function of a mechanism, or the one that it calls."""
   own = getattr(attention, f"{name}_attention", None)
   module = ATTENTIONS[name].__module__.rpartition(".")[2]
   return own or getattr(attention, f"{module}_attention", None)
 
 
 def _cost(name: str) -> str:
-  """Time and memory as docstrings say them, with those that they add to."""
+  """Returns the cost from the docstring, and the costs that it refers to."""
   texts = []
-  item = ATTENTIONS[name] if _sentence(ATTENTIONS[name]) else function(name)
-  while sentence := _sentence(item):
-    texts.append(sentence)
+  item = ATTENTIONS[name]
+  item = item if _cost_paragraph(item) else function(name)
+  while paragraph := _cost_paragraph(item):
+    texts.append(paragraph)
     item = None
-    if other := re.search(r"[Tt]hat of `(\w+)`", sentence):
+    if other := re.search(r"[Tt]hat of `(\w+)`", paragraph):
       texts.append(f"The cost of `{other[1]}`:")
       item = getattr(attention, other[1])
   return "\n\n".join(texts)
 
 
-def _sentence(item: Any) -> str:
-  """The paragraph on cost of a docstring."""
+def _cost_paragraph(item: Any) -> str:
+  """Returns the paragraph of a docstring that states the cost."""
   text = inspect.getdoc(item) or "" if item else ""
-  found = re.search(r"^Cost[:,] (.*?)(?:\n\n|\Z)", text, re.M | re.S)
-  return _capital(" ".join(found[1].split())) if found else ""
+  cost = re.search(r"^Cost[:,] (.*?)(?:\n\n|\Z)", text, re.M | re.S)
+  return _capital(" ".join(cost[1].split())) if cost else ""
 
 
 def _uses(name: str) -> str:
-  """The rows of the choice of a mechanism that name it."""
+  """Returns the rows of docs/library.md that recommend a mechanism."""
   table = _between(_read("library.md"), "## Which mechanism should I pick?")
   rows = [row.strip("|").split(" | ") for row in _rows(table)]
   return "".join(
-    f"- {_capital(you_want.strip())}: {take.strip()}\n"
-    for you_want, take in rows
-    if f"`{name}`" in take
+    f"- {_capital(need.strip())}: {choice.strip()}\n"
+    for need, choice in rows
+    if f"`{name}`" in choice
   )
 
 
 def _options(name: str) -> str:
-  """Tables of what the factory, and so a config, and the function take."""
-  factory, called = ATTENTIONS[name], function(name)
+  """Returns tables of the options of the factory and of the function."""
+  factory, fn = ATTENTIONS[name], function(name)
   texts = []
-  taken = inspect.signature(factory).parameters.values()
-  if taken:
-    rows = _describe(taken, factory)
-    texts.append(f"Of the factory `{name}`, and of a config:\n\n{rows}")
+  hyperparameters = inspect.signature(factory).parameters.values()
+  if hyperparameters:
+    rows = _describe(hyperparameters, factory)
+    texts.append(f"The factory `{name}`, also in a config:\n\n{rows}")
   else:
-    texts.append(f"The factory `{name}` takes none.")
-  if called:
+    texts.append(f"The factory `{name}` has no options.")
+  if fn:
     options = [
       x
-      for x in inspect.signature(called).parameters.values()
+      for x in inspect.signature(fn).parameters.values()
       if x.kind is x.KEYWORD_ONLY and x.name not in _COMMON
     ]
-    rows = _describe(options, called)
+    rows = _describe(options, fn)
     texts.append(
-      f"Of the function `{called.__name__}`, beside `mask`, `is_causal` and "
+      f"The function `{fn.__name__}`, besides `mask`, `is_causal` and "
       f"`scale`:\n\n{rows}"
     )
   links = "[functions](reference/functions.md), [factories]"
   return "\n\n".join(
-    [*texts, f"More in the reference: {links}(reference/factories.md)."]
+    [*texts, f"See also the reference: {links}(reference/factories.md)."]
   )
 
 
 def _describe(options: Iterable[inspect.Parameter], item: Any) -> str:
-  """Options, their defaults, and what the docstring says of them."""
-  said: dict[str, str] = {}
-  for source in (*_SHARED, item):
+  """Returns a table of options, their defaults and their meanings."""
+  meanings: dict[str, str] = {}
+  for source in (*_SHARED_DOCS, item):
     text = inspect.getdoc(source) or ""
-    said |= re.findall(r"^  (\w+): (.*(?:\n    .*)*)", text, re.M)
+    meanings |= re.findall(r"^  (\w+): (.*(?:\n    .*)*)", text, re.M)
   lines = ["| option | meaning |", "| --- | --- |"]
   for option in options:
     default = option.default
-    shown = getattr(default, "__name__", repr(default))
-    text = "" if default is option.empty else f"={shown}"
-    meaning = " ".join(said.get(option.name, "").split()).rstrip(".")
+    value = getattr(default, "__name__", repr(default))
+    text = "" if default is option.empty else f"={value}"
+    meaning = " ".join(meanings.get(option.name, "").split()).rstrip(".")
     escaped = meaning.replace("|", "\\|").replace("*", "\\*")
     lines.append(f"| `{option.name}{text}` | {escaped} |")
   return "\n".join(lines)
 
 
 def _capabilities(name: str) -> str:
-  """What calls the record supports, in the words of the error messages."""
-  record = mechanisms.example(ATTENTIONS[name])
-  can = ", ".join(
-    f"`{x}`" for x in mechanisms.CAPABILITIES if x in record.supports
+  """Lists the capabilities of a mechanism, as error messages name them."""
+  mechanism = mechanisms.example(ATTENTIONS[name])
+  names = ", ".join(
+    f"`{x}`" for x in mechanisms.CAPABILITIES if x in mechanism.supports
   )
-  only = " It is causal only." if record.causal_only else ""
+  only = " It is causal only." if mechanism.causal_only else ""
   table = "library.md#what-each-mechanism-can-do"
-  return f"[`supports`]({table}): {can or 'nothing else'}.{only}"
+  return f"[`supports`]({table}): {names or 'nothing else'}.{only}"
 
 
 def _witnesses(name: str) -> str:
-  """Rows of docs/agreement.md: programs, and where they disagree."""
+  """Returns the programs that docs/agreement.md compares, and their differences."""
   text = _read("agreement.md")
   table = text[: text.index("## Where peers disagree")]
   lines = []
   for row in _rows(table):
     mechanism, witness, *_, results, gradients, definition, _ = _cells(row)
     if mechanism == f"`{name}`":
-      shown = (x or "–" for x in (results, gradients, definition))
-      lines.append(f"| {witness} | {' | '.join(shown)} |")
-  apart = [
-    f"- {_capital(who_does_what)}. Here: {here}."
-    for mechanism, who_does_what, here in map(
+      cells = (x or "–" for x in (results, gradients, definition))
+      lines.append(f"| {witness} | {' | '.join(cells)} |")
+  differences = [
+    f"- {_capital(difference)}. Here: {here}."
+    for mechanism, difference, here in map(
       _cells, _rows(_between(text, "## Where peers disagree"))
     )
     if f"`{name}`" in mechanism
   ]
-  found = "*Definition only*: no other program was found."
+  text = "*Definition only*: no other program was found."
   if lines:
     head = "| program | results | gradients | definition |\n"
-    found = "\n".join([f"{head}| --- | --- | --- | --- |", *lines])
-    found += (
-      "\n\nThe largest differences, as shares of the largest value"
-      " ([all of them](agreement.md))."
+    text = "\n".join([f"{head}| --- | --- | --- | --- |", *lines])
+    text += (
+      "\n\nThe largest differences, relative to the largest value"
+      " ([all mechanisms](agreement.md))."
     )
-  disagree = ["Where they disagree:\n\n" + "\n".join(apart)] if apart else []
-  return "\n\n".join([found, *disagree])
+  if differences:
+    text += "\n\nWhere programs disagree:\n\n" + "\n".join(differences)
+  return text
 
 
 @functools.cache
 def _solved_seeds() -> Mapping[str, Mapping[str, str]]:
-  """Mechanism -> column -> seeds that solved the task."""
+  """Returns mechanism -> column -> seeds that solved the task."""
   from docs import results
 
   sources = " ".join(f"{x}={y}" for x, (y, _) in _RESULTS.items())
@@ -278,7 +280,7 @@ def _solved_seeds() -> Mapping[str, Mapping[str, str]]:
     f"| mechanism | {' | '.join(_RESULTS)} |\n|{' --- |' * (len(_RESULTS) + 1)}"
   )
   table = f"<!-- overview: {sources} -->\n{head}\n{names}<!-- end -->"
-  rows = map(_cells, _rows(results.remade(table, DOCS)))
+  rows = map(_cells, _rows(results.regenerate(table, DOCS)))
   return {
     name.strip("`"): dict(zip(_RESULTS, cells, strict=True))
     for name, *cells in rows
@@ -290,24 +292,24 @@ def _results_of(name: str) -> str:
   lines = [
     f"- {_RESULTS[column][1]}: "
     + re.sub(r"(\d+ of \d+)\*", r"with `max_rate=2` \1", seeds)
-    .replace(" <sup>e</sup>", " (rate at the edge of its grid)")
-    .replace(" <sup>h</sup>", " (at a rate that halving had stopped)")
+    .replace(" <sup>e</sup>", " (learning rate at the edge of its grid)")
+    .replace(" <sup>h</sup>", " (at a learning rate that halving had stopped)")
     for column, seeds in solved.items()
   ]
   if not lines:
-    return "No comparison on this site has trained it ([results](results.md))."
+    return "No comparison on this site trains it ([results](results.md))."
   return "\n".join(
-    ["Seeds that solved\n", *lines, "\n[All results](results.md)."]
+    ["Seeds that solved a task:\n", *lines, "\n[All results](results.md)."]
   )
 
 
 def _between(text: str, heading: str) -> str:
-  """The section of a heading of the second level."""
+  """Returns the section under a heading of the second level."""
   return text.partition(f"{heading}\n")[2].partition("\n## ")[0]
 
 
 def _rows(text: str) -> list[str]:
-  """Lines of a table, without its head."""
+  """Returns the lines of a table without its header."""
   lines = [line for line in text.splitlines() if line.startswith("|")]
   return lines[2:]
 
@@ -321,23 +323,23 @@ def _cells(row: str) -> list[str]:
 
 
 def example(name: str) -> str:
-  """The lines that call a mechanism, which JAX has traced.
+  """Returns code that calls a mechanism, after JAX has traced it.
 
-  A function is called by its name where its options are plain values, and through
-  the record of its factory where they are arrays.
+  It calls the function by name if its options are plain values, and the `apply` of
+  the mechanism if they are arrays.
   """
   factory = ATTENTIONS[name]
-  record = mechanisms.example(factory)
-  sizes = record.sizes.short
-  call = ", is_causal=True" if "causal" in record.supports else ""
-  function = getattr(attention, f"{name}_attention", None)
-  needed = {
+  mechanism = mechanisms.example(factory)
+  sizes = mechanism.sizes.short
+  call = ", is_causal=True" if "causal" in mechanism.supports else ""
+  fn = getattr(attention, f"{name}_attention", None)
+  required = {
     p.name
-    for p in inspect.signature(function or factory).parameters.values()
+    for p in inspect.signature(fn or factory).parameters.values()
     if p.kind is p.KEYWORD_ONLY and p.default is p.empty
   }
-  if function and needed <= sizes.keys():
-    options = "".join(f", {k}={sizes[k]!r}" for k in sizes if k in needed)
+  if fn and required <= sizes.keys():
+    options = "".join(f", {k}={sizes[k]!r}" for k in sizes if k in required)
     lines = [
       f"from attention import {name}_attention",
       f"out = {name}_attention(query, key, value{options}{call})",
@@ -345,28 +347,28 @@ def example(name: str) -> str:
   else:
     options = ", ".join(f"{k}={v!r}" for k, v in sizes.items())
     arrays = "query, key, value"
-    if "shared_qk" in record.supports:
+    if "shared_qk" in mechanism.supports:
       arrays = "query, None, value"
-    if "own_keys" in record.supports:
+    if "own_keys" in mechanism.supports:
       arrays = "query, None, None"
     lines = [
       f"from attention import Dims, {name}",
-      f"record = {name}({options})",
-      "variables = record.init(jax.random.key(0), Dims(8, 8, 16, 64, 128))",
+      f"mechanism = {name}({options})",
+      "variables = mechanism.init(jax.random.key(0), Dims(8, 8, 16, 64, 128))",
     ]
-    if record.gates:
-      lines.append("gates = record.gates(variables, inputs)")
+    if mechanism.gates:
+      lines.append("gates = mechanism.gates(variables, inputs)")
       call += ", **gates"
-    lines.append(f"out = record.apply(variables, {arrays}{call})")
+    lines.append(f"out = mechanism.apply(variables, {arrays}{call})")
   code = "\n".join(lines)
 
-  def traced():
+  def output():
     names: dict[str, jax.Array] = {}
     exec(ARRAYS + code, names)
     return names["out"]
 
-  if jax.eval_shape(traced).shape != (2, 64, 8, 16):
-    raise ValueError(f"{name}: its page gives an array of another shape")
+  if jax.eval_shape(output).shape != (2, 64, 8, 16):
+    raise ValueError(f"{name}: the code of its page returns another shape")
   return code
 
 

@@ -1,12 +1,13 @@
-"""Executed notebooks: a key, so that a build runs only those that changed, and a file.
+"""Caches the outputs of notebooks and offers each notebook as a file.
 
-jupyter-cache knows a notebook by the code of its cells and by its kernel. The name
-that is shown of the kernel gets a digest of all else that an output depends on: the
-laboratory's files, the versions of installed packages, and the files and folders
-that the notebook names.
+jupyter-cache identifies a notebook by the code of its cells and by its kernel. This
+module adds to the display name of the kernel a digest of everything else that the
+outputs depend on: the laboratory's files, the versions of installed packages, and
+the files and folders that the notebook names. So a build executes only notebooks
+whose outputs may have changed.
 
-The site offers each notebook as notebooks/NAME.ipynb, with its outputs, without the
-cells that readers do not see, and with a first cell that says where it runs.
+The site offers each notebook as notebooks/NAME.ipynb: with its outputs, without
+hidden cells, and with a first cell that sets up the laboratory.
 """
 
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ ROOT = Path(__file__).parent.parent
 
 _KERNEL = re.compile(r"\A---\n.*?^kernelspec:\n  name: python3\n", re.M | re.S)
 _NAMED = re.compile(r"""["']([\w./-]+)["']""")
-_APART = ("docs", "tests", "runs", "data")
-"""Folders that no program of the laboratory imports."""
+_NOT_IMPORTED = ("docs", "tests", "runs", "data")
+"""Folders that no module of the laboratory imports."""
 
 
 def setup(app: Any) -> dict[str, bool]:
-  """Connects the hook, behind that of `docs.pages`."""
+  """Connects the hooks, after those of `docs.pages`."""
   app.connect("source-read", add_key, priority=900)
   app.connect("html-page-context", add_link)
   app.connect("build-finished", write_files)
@@ -36,19 +37,19 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 def add_key(app: Any, docname: str, content: list[str]) -> None:
-  """Adds the digest of what a notebook depends on to its kernel."""
+  """Adds the digest of `key` to the display name of a notebook's kernel."""
   del app, docname
   text = content[0]
-  if found := _KERNEL.match(text):
+  if header := _KERNEL.match(text):
     kernel = f"kernelspec:\n  {{name: python3, display_name: {key(text)}}}\n"
-    head = found[0].partition("kernelspec:")[0]
-    content[0] = head + kernel + text[found.end() :]
+    start = header[0].partition("kernelspec:")[0]
+    content[0] = start + kernel + text[header.end() :]
 
 
 def add_link(
   app: Any, pagename: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
-  """Adds a link to the file of a notebook below the heading of its page."""
+  """Adds a download link below the heading of a notebook's page."""
   del app, template
   page = ROOT / "docs" / f"{pagename}.md"
   if doctree and page.is_file() and _KERNEL.match(page.read_text("utf-8")):
@@ -60,7 +61,7 @@ def add_link(
 
 _SETUP = """\
 # Run this notebook at the root of a checkout in which `make setup` or
-# `pip install ".[lab]"` was run. On Colab (not tried) this cell makes one.
+# `pip install ".[lab]"` was run. On Colab (untested) this cell clones one.
 import sys
 
 if "google.colab" in sys.modules:
@@ -79,7 +80,7 @@ def write_files(app: Any, exception: Exception | None) -> None:
   for docname in sorted(app.env.found_docs):
     path = Path(app.outdir).parent / "jupyter_execute" / f"{docname}.ipynb"
     page = ROOT / "docs" / f"{docname}.md"
-    # The folder may have notebooks of pages that are no longer there.
+    # The folder may contain notebooks of deleted pages.
     if path.exists() and _KERNEL.match(page.read_text("utf-8")):
       notebook = json.loads(path.read_text("utf-8"))
       text = json.dumps(download(notebook, app.config.repository), indent=1)
@@ -87,11 +88,11 @@ def write_files(app: Any, exception: Exception | None) -> None:
 
 
 def download(notebook: dict[str, Any], repository: str) -> dict[str, Any]:
-  """An executed notebook as readers download it.
+  """Returns the file that readers download for an executed notebook.
 
   Args:
-    notebook: its content; the outputs are kept.
-    repository: address from which Colab clones the laboratory.
+    notebook: the content of the executed notebook.
+    repository: the address from which Colab clones the laboratory.
   """
   setup = {
     "cell_type": "code",
@@ -112,11 +113,11 @@ def download(notebook: dict[str, Any], repository: str) -> dict[str, Any]:
 
 
 def key(notebook: str) -> str:
-  """The digest of what the outputs of a notebook depend on, but for its cells."""
+  """Returns a digest of what a notebook's outputs depend on besides its cells."""
   digest = hashlib.sha256(_laboratory())
   for name in sorted(set(_NAMED.findall(notebook))):
     path = ROOT / name
-    # What a notebook writes is in runs/.
+    # Notebooks write to runs/.
     if name.strip("./") and not name.startswith("runs") and path.exists():
       for file in [path] if path.is_file() else sorted(path.iterdir()):
         _add(digest, file)
@@ -125,7 +126,7 @@ def key(notebook: str) -> str:
 
 @functools.cache
 def _laboratory() -> bytes:
-  """The digest of what every notebook can import."""
+  """Returns a digest of what every notebook can import."""
   digest = hashlib.sha256(sys.version.encode())
   packages = importlib.metadata.distributions()
   digest.update(repr(sorted((x.name, x.version) for x in packages)).encode())
@@ -137,7 +138,7 @@ def _laboratory() -> bytes:
 def _files() -> Iterator[Path]:
   yield from ROOT.glob("*.py")
   for package in ROOT.glob("[a-z]*/"):
-    if package.name not in _APART:
+    if package.name not in _NOT_IMPORTED:
       yield from (x for x in package.rglob("*.*") if "tests" not in x.parts)
 
 

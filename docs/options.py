@@ -1,4 +1,4 @@
-"""Options and defaults of every mechanism, read from the code.
+"""Prints the options and defaults of every mechanism.
 
 `python -m docs.options` prints the table of docs/mechanism_options.md.
 """
@@ -15,7 +15,7 @@ _COMMON = ("mask", "is_causal", "scale")
 
 
 def page() -> str:
-  """A Markdown table of mechanisms (rows) and their options with defaults."""
+  """Returns a Markdown table with one row of options per mechanism."""
   rows = [
     [
       "mechanism",
@@ -28,10 +28,10 @@ def page() -> str:
   rows.append(["---"] * len(rows[0]))
   for name, factory in ATTENTIONS.items():
     function = getattr(attention, f"{name}_attention", None)
-    taken = inspect.signature(function).parameters if function else {}
+    parameters = inspect.signature(function).parameters if function else {}
     options = [
       p
-      for p in taken.values()
+      for p in parameters.values()
       if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON
     ]
     sizes = mechanisms.example(factory).sizes
@@ -51,7 +51,7 @@ def page() -> str:
 
 
 def _cell(options: Iterable[tuple[str, Any]]) -> str:
-  """Options as one types them, functions by name."""
+  """Returns options as a call spells them, with functions by name."""
   texts = [
     name
     if value is inspect.Parameter.empty

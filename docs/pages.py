@@ -1,16 +1,16 @@
-"""What the site adds to Sphinx.
+"""Extends Sphinx with what the pages of this site need.
 
-- A block ```` ```{generated} NAME ```` ```` of a page is replaced when the site is
-  built: by `page()` of the module NAME, or by the Markdown file NAME of this
-  repository. What stands in the block is for readers of the file.
-- Each mechanism has a page of its own: docs/mechanism_pages.py.
-- No line ends between a number and its %.
-- A block ```` ```{reference} MODULE ```` ```` with a name a line is replaced by a
-  table of these names and their docstrings.
-- A relative link to a file outside docs/ leads to the page that such a file is, or
-  to a page with its source. A link to a file that is not there is a warning.
-- Docstrings, which are plain text with `code`, become reStructuredText.
-- Formulas are MathML, which browsers show without a script.
+- The build replaces a block ```` ```{generated} NAME ```` ```` by `page()` of the
+  module NAME, or by the Markdown file NAME of this repository. The text in the block
+  is for readers of the file.
+- It replaces a block ```` ```{reference} MODULE ```` ````, which has one name per
+  line, by a table of these names and their docstrings.
+- Each mechanism has its own page: see docs/mechanism_pages.py.
+- A relative link to a file outside docs/ leads to the page that shows the file, or
+  to a page with its source. A link to a missing file is a warning.
+- Docstrings are plain text with `code`; they become reStructuredText.
+- Formulas become MathML, which browsers show without a script.
+- Lines do not break between a number and its %.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,10 +45,10 @@ _LINK = re.compile(
   r"|\]\((?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)",
   re.MULTILINE | re.DOTALL,
 )
-"""A block between fences, code in a line, or a link with its path and anchor."""
+"""A fenced block, inline code, or a link with its path and anchor."""
 
 _SOURCE = "source"
-"""Folder of the pages with the source of files, and scheme of links to them."""
+"""The folder of pages that show source files, and the scheme of links to them."""
 
 
 def setup(app: Any) -> Mapping[str, Any]:
@@ -59,7 +59,7 @@ def setup(app: Any) -> Mapping[str, Any]:
   app.connect("html-page-context", set_edited_file)
   app.add_config_value("repository", "", "html")
   app.connect("build-finished", write_sources)
-  # Ahead of napoleon, which reads what this writes.
+  # Before napoleon, which reads the output.
   app.connect("autodoc-process-docstring", markup, priority=100)
   app.connect("autodoc-process-signature", short_types)
   app.connect("autodoc-skip-member", is_field)
@@ -69,11 +69,11 @@ def setup(app: Any) -> Mapping[str, Any]:
 
 @functools.cache
 def file_pages() -> Mapping[str, str]:
-  """File of this repository -> the page of the site that it is."""
+  """Returns file of this repository -> the page that shows it."""
   pages = {}
   for page in DOCS.rglob("*.md"):
     if page.parent.name == "results":
-      continue  # Tables that results.md has parts of.
+      continue  # results.md shows parts of these tables.
     docname = page.relative_to(DOCS).with_suffix("").as_posix()
     pages[page.relative_to(ROOT).as_posix()] = docname
     for name in _GENERATED.findall(page.read_text("utf-8")):
@@ -85,18 +85,18 @@ def file_pages() -> Mapping[str, str]:
 def set_edited_file(
   app: Any, pagename: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
-  """Names the file that the link "Suggest edit" of a page leads to."""
+  """Sets the file that the link "Suggest edit" of a page opens."""
   del app, template, doctree
-  own = f"docs/{pagename}.md"
-  sources = (file for file, page in file_pages().items() if page == pagename)
-  source = next((file for file in sources if file != own), own)
+  page_file = f"docs/{pagename}.md"
+  files = (file for file, page in file_pages().items() if page == pagename)
+  source = next((file for file in files if file != page_file), page_file)
   if pagename.startswith("mechanisms/"):
     source = "docs/mechanisms.md"
   context["edited_file"] = source
 
 
 def expand(app: Any, docname: str, content: list[str]) -> None:
-  """Puts generated text into a page, and turns its links to files."""
+  """Inserts generated text into a page and rewrites its links to files."""
   page = Path(app.env.doc2path(docname)).relative_to(ROOT)
   if page.suffix != ".md":
     return
@@ -117,7 +117,7 @@ def expand(app: Any, docname: str, content: list[str]) -> None:
 
 
 def _reference(match: re.Match[str]) -> str:
-  """Directives for the docstrings of some names of a module."""
+  """Returns the directives for the names of a `reference` block."""
   module, names = match[1], match[2].split()
   lines = ["```{eval-rst}", f".. currentmodule:: {module}", ""]
   lines += [".. autosummary::", "   :nosignatures:", ""]
@@ -133,9 +133,9 @@ def _reference(match: re.Match[str]) -> str:
 
 
 def _link(text: str, file: Path, docname: str) -> str:
-  """Text of a file with its links as the site has them."""
+  """Returns the text of a file with links to the pages of the site."""
 
-  def turned(match: re.Match[str]) -> str:
+  def replace(match: re.Match[str]) -> str:
     path, anchor = match["path"], match["anchor"] or ""
     info = match["info"] or ""
     if info.startswith("{") and "code-cell" not in info:
@@ -157,18 +157,18 @@ def _link(text: str, file: Path, docname: str) -> str:
     _linked_files.add(target.as_posix())
     return f"]({_SOURCE}:{target.as_posix()})"
 
-  return _LINK.sub(turned, text)
+  return _LINK.sub(replace, text)
 
 
 _linked_files: set[str] = set()
-"""Files and folders outside the site's pages that a page links to."""
+"""Linked files and folders that no page of the site shows."""
 
 
 def resolve_sources(app: Any, doctree: Any, docname: str) -> None:
-  """Links of the scheme `source` lead to the pages of `write_sources`.
+  """Resolves links of the scheme `source` to the pages of `write_sources`.
 
-  Percentages do not break.
-  Code that is longer than a line of a phone gets the class `long`.
+  It also keeps percentages on one line, and gives code that is wider than a phone
+  the class `long`.
   """
   for node in doctree.findall(nodes.literal):
     if max(map(len, node.astext().split()), default=0) > 40:
@@ -186,7 +186,7 @@ def resolve_sources(app: Any, doctree: Any, docname: str) -> None:
 
 
 def source_link(domain: str, info: Mapping[str, str]) -> str | None:
-  """Where the source of a documented name is, from a page of reference/."""
+  """Returns the address of a name's source, relative to reference/."""
   if domain != "py":
     return None
   item: Any = importlib.import_module(info["module"])
@@ -204,7 +204,7 @@ def source_link(domain: str, info: Mapping[str, str]) -> str | None:
 
 
 def write_sources(app: Any, exception: Exception | None) -> None:
-  """A page for each file that is linked, and for the files of each folder."""
+  """Writes a page per linked file, per file of a linked folder, and per folder."""
   if exception or app.builder.format != "html":
     return
   from pygments import formatters, highlight, lexers
@@ -213,15 +213,15 @@ def write_sources(app: Any, exception: Exception | None) -> None:
   folders = [name for name in _linked_files if (ROOT / name).is_dir()]
   files = _linked_files - {*folders}
   for folder in folders:
-    inside = [
+    names = [
       path.name
       for path in sorted((ROOT / folder).iterdir())
       if path.suffix in (".py", ".md")
     ]
-    files |= {f"{folder}/{name}" for name in inside}
+    files |= {f"{folder}/{name}" for name in names}
     items = (
       f'<li><a href="{Path(folder).name}/{name}.html">{name}</a></li>'
-      for name in inside
+      for name in names
     )
     _write_page(app, folder, f"<ul>{''.join(items)}</ul>")
   lines = formatters.HtmlFormatter(linenos="inline", lineanchors="L")
@@ -290,17 +290,17 @@ _SECTIONS = ("Args:", "Attributes:", "Raises:")
 def markup(
   app: Any, what: str, name: str, item: Any, options: Any, lines: list[str]
 ) -> None:
-  """Turns a docstring into reStructuredText: code spans, formulas, the rest."""
+  """Converts a docstring into reStructuredText."""
   del app, what, name, item, options
   lines[:] = docstring(lines)
 
 
 def docstring(lines: Sequence[str]) -> list[str]:
-  """A docstring in reStructuredText, with its sections as napoleon reads them.
+  """Returns a docstring in reStructuredText, with sections for napoleon.
 
-  Blocks that are indented outside of a section are code. Single backticks become
-  double ones, and what is no code means nothing to reStructuredText. What is
-  returned is text, not a type before a colon.
+  Indented blocks outside sections are code. Single backticks become double ones,
+  and markup outside code is escaped. Napoleon would read the text under Returns up
+  to a colon as a type, so that section becomes a field.
   """
   marked: list[str] = []
   in_section = in_code = in_span = False
@@ -316,7 +316,7 @@ def docstring(lines: Sequence[str]) -> list[str]:
     elif in_code or not line or line in _SECTIONS:
       marked.append(line)
     else:
-      # A code span may go over the end of a line.
+      # A code span may continue on the next line.
       texts = []
       for k, text in enumerate(line.split("`")):
         in_span ^= k > 0
@@ -330,7 +330,7 @@ _MARKUP = re.compile(r"[*\\|]|_(?!\w)")
 _MODULES = re.compile(r"~?\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
 _ARRAY_LIKE = _MODULES.sub("", stringify_annotation(ArrayLike))
-"""The union that NumPy's `ArrayLike` is."""
+"""The union that NumPy's `ArrayLike` stands for."""
 
 
 def short_types(
@@ -342,7 +342,7 @@ def short_types(
   signature: str | None,
   returned: str | None,
 ) -> tuple[str | None, str | None]:
-  """Types by their own names, such as `Array` for `jaxlib._jax.Array`."""
+  """Shortens the names of types, such as `jaxlib._jax.Array` to `Array`."""
   del app, what, name, item, options
 
   def short(text: str | None) -> str | None:
@@ -355,6 +355,6 @@ def short_types(
 def is_field(
   app: Any, what: str, name: str, item: Any, skip: bool, options: Any
 ) -> bool | None:
-  """Fields of a record are in its docstring, so they are no members."""
+  """Skips the fields of a NamedTuple, which its docstring describes."""
   del app, what, name, skip, options
   return type(item).__name__ == "_tuplegetter" or None

@@ -1,26 +1,27 @@
-"""The tables and pictures of a page of results, made again from its records.
+"""Regenerates the tables and pictures of a page of results from its records.
 
     python -m docs.results docs/results.md
 
-A page has comments around each table, and this command writes what is between them:
+A page encloses each table in comments, and this command writes the lines between them.
+The table `solved` of the records in a file:
 
     <!-- solved: results/capacity.jsonl.xz -->
     <!-- end -->
 
-is the table `solved` of the records in that file. In a table of mechanisms, the columns
-that a comment names get counts of solved seeds, and the others stay:
+A table of mechanisms, of which only the named columns are replaced, by counts of solved
+seeds:
 
     <!-- overview: recall=results/capacity.jsonl.xz -->
 
-and a `board` is one row a mechanism of several records, a column each:
+A table with one row per mechanism and one column per file of records:
 
     <!-- board: recall=results/capacity.jsonl.xz text=results/language.jsonl.xz -->
 
-Of `recall=results/capacity.jsonl.xz+recall_discarded.jsonl.xz`, a row of the second
-file, which is in the same folder, replaces one that solves the task with fewer seeds.
+In `recall=results/capacity.jsonl.xz+recall_discarded.jsonl.xz`, a row of the second
+file replaces one that solves the task with fewer seeds. Both files are in one folder.
 
-A picture `results/capacity.curves-recall.png` of the page is `plots/curves-recall.png`
-of the report of these records.
+The picture `results/capacity.curves-recall.png` is `plots/curves-recall.png` of the
+report of these records.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,19 +51,19 @@ _PICTURE = re.compile(r"\]\(([^()\s:]+?)\.([^()\s:]+?)\.png\)")
 
 _WHOLE = "sequence_accuracy"
 _COLORS = 64
-"""Colours of a picture: its file is a fifth of one with all colours."""
+"""Colours of a picture, which reduce its file to a fifth."""
 
 
 def solved_seeds(task: Task) -> pd.DataFrame:
-  """Seeds that solved a task, with columns for each point of `across`."""
+  """Returns the seeds that solved a task, with columns per point of `across`."""
   rows = task.ended
   varied = _differences(rows)
   content: dict[str, dict[str, str]] = {
     _name(row): {} for _, row in rows.iterrows()
   }
   columns: dict[str, None] = {}
-  for place, row in rows.sort_values("across", kind="stable").iterrows():
-    suffix = f", {varied[place]}" if varied[place] else ""
+  for index, row in rows.sort_values("across", kind="stable").iterrows():
+    suffix = f", {varied[index]}" if varied[index] else ""
     cells = {f"{k}{suffix}": text for k, text in _seeds(task, row).items()}
     content[_name(row)] |= cells
     columns |= dict.fromkeys(cells)
@@ -71,24 +72,24 @@ def solved_seeds(task: Task) -> pd.DataFrame:
 
 
 def memory(task: Task) -> pd.DataFrame:
-  """Seeds that solved a task, and KiB of cache and state of a sequence at its end."""
+  """Returns the seeds that solved a task, and the KiB of one full cache."""
   content, varied = {}, _differences(task.ended)
-  for place, row in task.ended.iterrows():
+  for index, row in task.ended.iterrows():
     kib = {"KiB": number(row["cache_bytes"] / 1024)}
-    content[_name(row, varied[place])] = kib | _seeds(task, row)
+    content[_name(row, varied[index])] = kib | _seeds(task, row)
   return pd.DataFrame.from_dict(content, orient="index")
 
 
 def lengths(task: Task) -> pd.DataFrame:
-  """The mean over seeds at the first and last length, and single seeds at the last."""
+  """Returns means over seeds at the first and last length, and the last range."""
   means_by_length = (
     task.values_by_length.groupby(["row", "length"])["value"].mean().unstack()
   )
   varied = _differences(task.ended)
   content = {}
-  for place, row in task.ended.iterrows():
+  for index, row in task.ended.iterrows():
     values = means_by_length.loc[row["row"]].iloc[[0, -1]]
-    content[_name(row, varied[place])] = {
+    content[_name(row, varied[index])] = {
       **{f"at {length}": f"{100 * x:.1f} %" for length, x in values.items()},
       **_seeds(task, row),
     }
@@ -96,31 +97,31 @@ def lengths(task: Task) -> pd.DataFrame:
 
 
 def length_means(task: Task) -> pd.DataFrame:
-  """Mean at the trained length → at the longest, with single seeds there.
+  """Returns the mean at the trained length → at the longest, with its range.
 
-  A column for each point of `across`.
+  There is one column per point of `across`.
   """
   rows, points = task.ended, task.values_by_length
   varied = _differences(rows)
   trained = points[points["ratio"] == 1].groupby("row")["value"].mean()
   content: dict[str, dict[str, str]] = {}
-  for place, row in rows.iterrows():
-    spread = _seeds(task, row)["worst to best"]
-    content.setdefault(_name(row), {})[varied[place]] = (
-      f"{100 * trained[row['row']]:.0f} → {100 * row['mean']:.0f} ({spread})"
+  for index, row in rows.iterrows():
+    value_range = _seeds(task, row)["worst to best"]
+    content.setdefault(_name(row), {})[varied[index]] = (
+      f"{100 * trained[row['row']]:.0f} → {100 * row['mean']:.0f} ({value_range})"
     )
   table = pd.DataFrame.from_dict(content, orient="index").fillna(NOTHING)
   return table[sorted(table.columns)]
 
 
 def pairs(task: Task) -> pd.DataFrame:
-  """Mean accuracy at each number of pairs to recall, and seeds that solved it."""
+  """Returns the mean accuracy and the solved seeds per number of pairs to recall."""
   limit = task.runs["solved_at"].astype(float).max()
   varied = _differences(task.ended)
   content: dict[str, dict[str, str]] = {}
-  for place, row in task.ended.iterrows():
+  for index, row in task.ended.iterrows():
     points = task.values_by_pairs[task.values_by_pairs["row"] == row["row"]]
-    content[_name(row, varied[place])] = {
+    content[_name(row, varied[index])] = {
       f"{number} pairs": f"{100 * values.mean():.0f} %, "
       f"{(values >= limit).sum()} of {len(values)}"
       for number, values in points.groupby("pairs")["value"]
@@ -129,11 +130,11 @@ def pairs(task: Task) -> pd.DataFrame:
 
 
 def means(task: Task) -> pd.DataFrame:
-  """The mean over seeds of the metric that decides."""
+  """Returns the mean over seeds of the metric that ranks the rows."""
   content, varied = {}, _differences(task.ended)
-  for place, row in task.ended.iterrows():
+  for index, row in task.ended.iterrows():
     tied = f" {TIED}" if row["is_tied"] else ""
-    content[_name(row, varied[place])] = {
+    content[_name(row, varied[index])] = {
       task.metric.replace("_", " "): f"{number(row['mean'])}{tied}",
       "worst to best": f"{number(row['worst'])} to {number(row['best'])}",
     }
@@ -141,9 +142,9 @@ def means(task: Task) -> pd.DataFrame:
 
 
 def steps(task: Task) -> pd.DataFrame:
-  """Seeds that solved a task at some step, and the median of their steps.
+  """Returns the seeds that solved a task at some step, and their median step.
 
-  With several points of `across`, a column for each of them.
+  Several points of `across` have one column each.
   """
   table = tables.steps(task)
   assert table is not None
@@ -167,60 +168,61 @@ KINDS: Mapping[str, Callable[[Task], pd.DataFrame]] = {
   "solved": solved_seeds,
   "memory": memory,
   "lengths": lengths,
-  "carried": length_means,
+  "length_means": length_means,
   "pairs": pairs,
   "means": means,
   "steps": steps,
 }
 
 
-def remade(text: str, folder: Path) -> str:
-  """The text of a page with all its tables made again.
+def regenerate(text: str, folder: Path) -> str:
+  """Returns the text of a page with all its tables regenerated.
 
   Args:
-    text: of the page.
-    folder: of the page, where the paths of its records begin.
+    text: the text of the page.
+    folder: the folder of the page; the paths of records are relative to it.
 
   Raises:
-    KeyError: a comment names a table that is none of `KINDS`.
+    KeyError: a comment names a table that is not in `KINDS`.
     ConfigError: a file of records is missing or damaged.
   """
 
   def table(match: re.Match[str]) -> str:
-    begin, kind, source, old, end = match.groups()
+    start, kind, source, old, end = match.groups()
     if kind == "overview":
-      return f"{begin}{_overview(old, source.split(), folder)}\n{end}"
+      return f"{start}{_overview(old, source.split(), folder)}\n{end}"
     if kind == "board":
-      return f"{begin}{_markdown(board(source.split(), folder))}\n{end}"
+      return f"{start}{_markdown(board(source.split(), folder))}\n{end}"
     texts = []
     for name, task in _tasks(folder / source).items():
       content = KINDS[kind](task).rename_axis(name).reset_index()
       texts += _markdown(content), ""
-    return begin + "\n".join(texts) + end
+    return start + "\n".join(texts) + end
 
   return _MARKED.sub(table, text)
 
 
 def board(sources: Sequence[str], folder: Path) -> pd.DataFrame:
-  """One row a mechanism, a column for each of `column=file`, the first with its KiB.
+  """Returns one row per mechanism and one column per `column=file`.
 
-  Of `column=file+other`, a row of the other file replaces one that solves less. A task
-  with a test at other lengths has a column of the trained one, too. Marks: e, the rate
-  is at the edge of its grid; h, halving had stopped the rate; p, parameters differ by
-  more than 2 %; w, feed-forward layers are one wide.
+  The first column is preceded by the KiB of a full cache. In `column=file+other`, a
+  row of the other file replaces one with fewer solved seeds. A task that is tested at
+  other lengths has a second column for the longest. Marks: e, the learning rate is at
+  the edge of its grid; h, halving had stopped this rate; p, parameter counts differ by
+  more than 2 %; w, feed-forward layers have width 1.
   """
   table: dict[str, dict[str, str]] = {}
   columns: list[str] = []
-  for place, source in enumerate(sources):
+  for index, source in enumerate(sources):
     column, _, files = source.partition("=")
     first, *_ = rows = _best_rows(files, folder)
     lengths = sorted(set(_points(first[0])["length"]))
     names = [f"{column} at {n}" for n in (lengths[:1] + lengths[1:][-1:])]
     names = names if len(lengths) > 1 else [column]
-    columns += (["KiB"] if not place else []) + names
+    columns += (["KiB"] if not index else []) + names
     for task, row, mark in rows:
       cells = table.setdefault(f"`{row['attention']}`", {})
-      if not place:
+      if not index:
         cells["KiB"] = number(row["cache_bytes"] / 1024)
       cells |= zip(names, _cells(task, row), strict=True)
       cells[names[0]] += _marks(row, mark)
@@ -229,28 +231,28 @@ def board(sources: Sequence[str], folder: Path) -> pd.DataFrame:
 
 
 def _best_rows(files: str, folder: Path) -> list[tuple[Task, Any, str]]:
-  """Task, row of its summary and mark; of a mechanism in several files the best."""
+  """Returns task, summary row and mark of each mechanism's best row in the files."""
   rows: dict[str, tuple[Task, Any, str]] = {}
   first, *others = files.split("+")
   paths = [folder / first, *((folder / first).with_name(x) for x in others)]
-  for place, path in enumerate(paths):
+  for index, path in enumerate(paths):
     (task,) = _tasks(path).values()
     for _, row in task.ended[task.ended["width"] != DENSE].iterrows():
       other = rows.get(row["attention"])
       if other is None or row["solved"] > other[1]["solved"]:
-        rows[row["attention"]] = task, row, "h" if place else ""
+        rows[row["attention"]] = task, row, "h" if index else ""
   return list(rows.values())
 
 
 @functools.cache
 def _points(task: Task) -> pd.DataFrame:
-  """Points at the lengths of a task, of whole sequences if it answers every prefix."""
+  """Returns the metric at each length, of whole sequences for older records."""
   is_mean = bool(remarks.old_metric_note(task.summary))
   return task.metric_at_lengths(_WHOLE if is_mean else task.metric)
 
 
 def _cells(task: Task, row: Any) -> list[str]:
-  """The mean of a row; or its solved seeds, at the first and last length if several."""
+  """Returns the solved seeds at the first and last length, or the mean of a row."""
   if math.isnan(row["solved_at"]):
     return [number(row["mean"])]
   points = _points(task)
@@ -264,8 +266,8 @@ def _cells(task: Task, row: Any) -> list[str]:
   ]
 
 
-def _marks(row: Any, mark: str, shown: str = "ehpw") -> str:
-  """What a reader must know of a row beside others, as some of the letters."""
+def _marks(row: Any, mark: str, letters: str = "ehpw") -> str:
+  """Returns those of `letters` that apply to a row; `board` explains them."""
   deviation = abs(row["parameters"] / row["dense_parameters"] - 1)
   marks = {
     "e": bool(row["at_edge"]),
@@ -273,12 +275,12 @@ def _marks(row: Any, mark: str, shown: str = "ehpw") -> str:
     "p": deviation > 0.02,
     "w": row["feed_forward"] == 1,
   }
-  text = "".join(x for x, holds in marks.items() if holds and x in shown)
+  text = "".join(x for x in letters if marks[x])
   return f" <sup>{text}</sup>" if text else ""
 
 
 def draw(path: Path) -> None:
-  """Draws every picture of a page whose records are there."""
+  """Draws every picture of a page that has records."""
   pictures: dict[str, list[str]] = {}
   for name, stem in _PICTURE.findall(path.read_text("utf-8")):
     pictures.setdefault(name, []).append(stem)
@@ -289,7 +291,7 @@ def draw(path: Path) -> None:
       files.write(workdir)
       for stem in stems:
         with Image.open(workdir / files.PLOTS / f"{stem}.png") as image:
-          # The median cut would make thin lines of few hues alike.
+          # Median cut, the default, would merge the hues of thin lines.
           small = image.convert("RGB").quantize(
             _COLORS, Image.Quantize.MAXCOVERAGE
           )
@@ -298,14 +300,14 @@ def draw(path: Path) -> None:
 
 @functools.cache
 def _tasks(path: Path) -> dict[str, Task]:
-  """What the records of a file found; several tables may be made of it."""
+  """Reads the tasks of a file of records."""
   head, run_records = archive.read(path)
   reference = head["comparison"].get("reference")
   return by_task(list(run_records.values()), head.get("plan") or {}, reference)
 
 
 def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
-  """A table with its columns of counts made again."""
+  """Returns a table with its columns of counts regenerated."""
   header, align, *rows = (
     [cell.strip() for cell in line.strip("| ").split("|")]
     for line in old.splitlines()
@@ -315,8 +317,8 @@ def _overview(old: str, sources: Sequence[str], folder: Path) -> str:
     column, _, files = source.partition("=")
     rows = _best_rows(files, folder)
     counts: dict[str, list[str]] = {}
-    for task, row, mark in sorted(rows, key=lambda one: one[1]["attention"]):
-      # A variant of the same mechanism follows it.
+    for task, row, mark in sorted(rows, key=lambda x: x[1]["attention"]):
+      # A star marks a variant of the mechanism.
       star = "" if row["attention"] == row["slots"] else "*"
       cell = _cells(task, row)[-1] + star + _marks(row, mark, "eh")
       counts.setdefault(f"`{row['slots']}`", []).append(cell)
@@ -332,7 +334,7 @@ def _name(row: Any, across: str = "") -> str:
 
 
 def _differences(rows: pd.DataFrame) -> dict[Any, str]:
-  """Index of a row -> of its `across`, what not all rows have: 'features 16'."""
+  """Returns row index -> the parts of its `across` that not all rows share."""
   points = [set(filter(None, text.split(", "))) for text in rows["across"]]
   shared = set.intersection(*points)
   texts = [
@@ -340,43 +342,42 @@ def _differences(rows: pd.DataFrame) -> dict[Any, str]:
     for text in rows["across"]
   ]
   return {
-    place: re.sub("[=_]", " ", text)
-    for place, text in zip(rows.index, texts, strict=True)
+    index: re.sub("[=_]", " ", text)
+    for index, text in zip(rows.index, texts, strict=True)
   }
 
 
 def _seeds(task: Task, row: Any) -> dict[str, str]:
-  """How many seeds solved the task, where it is all or nothing, and their range."""
+  """Returns the range of a row's seeds and, if the task has a limit, who solved it."""
   limit = task.runs["solved_at"].astype(float).max()
   worst, best = (_percent(row[name], limit) for name in ("worst", "best"))
-  spread = f"{worst} %" if worst == best else f"{worst} to {best} %"
+  value_range = f"{worst} %" if worst == best else f"{worst} to {best} %"
   if math.isnan(limit):
-    return {"worst to best": spread}
-  # Nobody is counted where no row has a seed that solved the task.
+    return {"worst to best": value_range}
+  # The summary has no counts if no row has a seed that solved the task.
   solved = 0 if math.isnan(row["solved"]) else row["solved"]
   return {
     "solved": f"{solved:.0f} of {row['trials']:.0f}",
-    "worst to best": spread,
+    "worst to best": value_range,
   }
 
 
 def _percent(share: float, limit: float) -> str:
-  """Whole, but for what would be rounded to the other side of `limit`."""
+  """Formats a percentage, with a decimal only if rounding would cross `limit`."""
   text = f"{100 * share:.0f}"
-  is_kept = (float(text) >= 100 * limit) == (share >= limit)
-  return text if is_kept else f"{100 * share:.1f}"
+  same_side = (float(text) >= 100 * limit) == (share >= limit)
+  return text if same_side else f"{100 * share:.1f}"
 
 
 def _markdown(table: pd.DataFrame, align: Sequence[str] = ()) -> str:
-  """As text, without the spaces that align columns."""
+  """Formats a table without the spaces that align columns."""
   align = align or ["---", *["--:"] * (len(table.columns) - 1)]
   rows = [list(table.columns), align, *table.values.tolist()]
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 if __name__ == "__main__":
-  for _name_of_page in sys.argv[1:]:
-    _page = Path(_name_of_page)
-    _remade = remade(_page.read_text("utf-8"), _page.parent)
-    _page.write_text(_remade, "utf-8")
+  for _page in map(Path, sys.argv[1:]):
+    _text = regenerate(_page.read_text("utf-8"), _page.parent)
+    _page.write_text(_text, "utf-8")
     draw(_page)

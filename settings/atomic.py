@@ -30,10 +30,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
   """Writes JSON with its digest, atomically."""
-  # The digest is that of the JSON as it will be read, in which all keys are strings.
-  written = json.loads(json.dumps(content))
-  written[_DIGEST] = _digest(written)
-  write_text(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
+  # The digest must match the JSON as it is read, in which all keys are strings.
+  record = json.loads(json.dumps(content))
+  record[_DIGEST] = _digest(record)
+  write_text(path, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def _digest(content: Mapping[str, Any]) -> str:

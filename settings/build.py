@@ -35,7 +35,7 @@ class UnknownFieldError(ConfigError):
   """A config field that its section does not have.
 
   Attributes:
-    field: its full name; for an unknown section with one field, the name of that field.
+    field: its full name; for an unknown section with one field, the name of this field.
     hint: "did you mean 'b'?", or all names if none is similar.
   """
 
@@ -59,13 +59,13 @@ def build(
   Args:
     dataclass_type: a dataclass; a nested dataclass is a section.
     mapping: fields and sections.
-    path: the path of the mapping; messages begin with it.
+    path: the path of the mapping; messages start with it.
     typed: the mapping that the user typed, if `mapping` has more sections.
 
   Raises:
     UnknownFieldError: a key is unknown; the message has the most similar known key.
-    ConfigError: a key is missing, a value has a wrong type, or `dataclass_type` itself
-      refuses it.
+    ConfigError: a key is missing, a value has a wrong type, or `dataclass_type`
+      rejects it.
   """
   check_section(path, mapping)
   fields = _plain(mapping, path)
@@ -123,12 +123,12 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
-  """Whether a text, such as a typed path, is valid Unicode."""
+  """Returns whether a text, such as a typed path, is valid Unicode."""
   return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _known_fields(section: Any, location: Sequence[Any]) -> list[str]:
-  """The field names of the section in which pydantic found an unknown field."""
+  """Returns the field names of the section that has an unknown field."""
   for name in location[:-1]:
     hint = _hints(section).get(name)
     section = _section(hint) or section
@@ -151,7 +151,7 @@ def check_section(path: str, mapping: Any) -> None:
 
 
 def field_names(dataclass_type: Any, prefix: str = "") -> Iterator[str]:
-  """The full name of every field that a config can have: 'optimizer.name'."""
+  """Yields the full name of every field of a config, such as 'optimizer.name'."""
   for name, hint in _hints(dataclass_type).items():
     section = _section(hint)
     if section and section in (hint, *typing.get_args(hint)):
@@ -182,13 +182,13 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def _rest(dataclass_type: Any) -> str | None:
-  """The field that collects all keys that are not field names."""
+  """Returns the field that collects keys that are not field names."""
   hints = _hints(dataclass_type)
   return next((x for x in reversed(hints) if _is_mapping(hints[x])), None)
 
 
 def _section(hint: Any) -> Any:
-  """The dataclass in a type such as `Config | tuple[Config, ...] | None`."""
+  """Returns the dataclass in a type such as `Config | tuple[Config, ...] | None`."""
   if isinstance(hint, type) and dataclasses.is_dataclass(hint):
     return hint
   inner = map(_section, typing.get_args(hint))

@@ -1,7 +1,7 @@
-"""The cache folder, for everything that is shared between runs.
+"""The cache folder, which all runs share.
 
 It has compiled programs, prepared data sets, vocabularies and matplotlib's list of
-fonts. Nothing else is written outside the folder of a run.
+fonts. Runs write nothing else outside their workdir.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ def prepare(
 ) -> pathlib.Path:
   """Writes a file or a folder of the cache once and atomically.
 
-  It is renamed to its final name when it is finished, so a killed process never leaves
-  partial data there. If two processes prepare the same data, the first to finish wins.
+  A finished file is renamed to its final name, so a killed process never leaves partial
+  data there. If two processes prepare the same data, the first to finish wins.
 
   Args:
     path: the file or folder, in the cache.

@@ -69,9 +69,9 @@ def error_line(
   if typed is None:
     typed = {} if path else dict.fromkeys(first["loc"][:1])
   field = field_path(path, first, typed).lstrip(".")
-  # An error of `__post_init__`, whose message begins with a field.
-  if (own := first.get("ctx", {}).get("error")) is not None:
-    return error_line(own, field).lstrip(".")
+  # An error of `__post_init__`, whose message starts with a field.
+  if (cause := first.get("ctx", {}).get("error")) is not None:
+    return error_line(cause, field).lstrip(".")
   if first["type"] == "missing":
     return f"{field}: missing, and it has no default"
   message = first["msg"]
@@ -84,7 +84,7 @@ def error_line(
 
 
 def first_error(error: ValidationError) -> Any:
-  """The error of an unknown field if there is one, else the most nested error."""
+  """Returns the error of an unknown field, if any, else the most nested error."""
   return max(
     error.errors(include_url=False),
     key=lambda x: (x["type"] == "unexpected_keyword_argument", len(x["loc"])),
@@ -100,7 +100,7 @@ def field_path(path: str, first: Any, typed: Any) -> str:
     elif isinstance(typed, dict) and part in typed:
       path += f".{part}"
       typed = typed[part]
-    # Otherwise, it is a section that was omitted, or a member of a union.
+    # Otherwise, the part is an omitted section or a member of a union.
   return f"{path}.{first['loc'][-1]}" if first["type"] == "missing" else path
 
 

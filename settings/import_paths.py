@@ -1,4 +1,4 @@
-"""Objects by name, each imported on first access."""
+"""Tables of objects that are imported on access."""
 
 from collections.abc import Callable, Iterator, Mapping
 import importlib
@@ -48,13 +48,13 @@ class ImportPaths(Mapping[str, Any]):
     return load(self.paths[name], self._entry)
 
   def __contains__(self, name: object) -> bool:
-    """Whether there is such a name; imports nothing."""
+    """Returns whether a name is known, without an import."""
     return name in self.paths
 
   def __iter__(self) -> Iterator[str]:
-    """The names; imports nothing."""
+    """Iterates over the names, without an import."""
     return iter(self.paths)
 
   def __len__(self) -> int:
-    """The number of names."""
+    """Returns the number of names."""
     return len(self.paths)

@@ -24,7 +24,7 @@ def split(text: str) -> list[str]:
 
 
 def _is_enclosed(text: str) -> bool:
-  """Whether the first character is a bracket that the last character closes."""
+  """Returns whether the last character closes a bracket that is the first."""
   depth = 0
   for i, character in enumerate(text):
     depth += (character in "([") - (character in ")]")

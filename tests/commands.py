@@ -1,4 +1,4 @@
-"""Runs the entry points as a user does, on the smallest experiment there is."""
+"""Runs the entry points as users do, on a very small experiment."""
 
 import atexit
 import functools
@@ -21,9 +21,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 def flags(config):
-  """Leaves of a config, and of its sections, as they are typed."""
-  leaves = flatten(config)
-  return [f"--config.{name}={value}" for name, value in leaves.items()]
+  """Returns the fields of a nested config as flags."""
+  fields = flatten(config)
+  return [f"--config.{name}={value}" for name, value in fields.items()]
 
 
 SMALL = {"num_layers": 1, "num_heads": 2, "features": 8, "mlp_features": 8}
@@ -38,18 +38,18 @@ TINY = (
 
 @functools.cache
 def environment(devices=1):
-  """One compilation cache for all commands, and devices of their own.
+  """Returns the environment of all commands, with a common compilation cache.
 
-  They compile as the suite does: quickly where `make test` asks for it.
+  Commands compile with the options of the test suite.
   """
   count = f"--xla_force_host_platform_device_count={devices}"
-  others = os.environ.get("XLA_FLAGS", "").split()
-  others = [
-    flag for flag in others if not flag.startswith(count.partition("=")[0])
+  xla_flags = os.environ.get("XLA_FLAGS", "").split()
+  xla_flags = [
+    flag for flag in xla_flags if not flag.startswith(count.partition("=")[0])
   ]
   return os.environ | {
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": " ".join([*others, count]),
+    "XLA_FLAGS": " ".join([*xla_flags, count]),
     "JAX_COMPILATION_CACHE_DIR": str(
       pathlib.Path(tempfile.gettempdir()) / "attention-lab-tests-xla"
     ),
@@ -57,51 +57,52 @@ def environment(devices=1):
 
 
 def run(script, *arguments, **options):
-  """Runs a script to its end: (exit code, output, error)."""
+  """Runs a script; returns exit code, output and error."""
   process = Fork([str(ROOT / script), *arguments], **options)
   out, error = process.communicate()
   return process.returncode, out, error
 
 
-def trained(folder, config, **leaves):
-  """Trains in a new folder to the end, and returns what was printed.
+def trained(folder, config, **fields):
+  """Trains in a new folder and returns the printed lines.
 
   Args:
-    folder: of the run.
-    config: its name in configs/.
-    leaves: of the config, as `flags` takes them.
+    folder: the workdir.
+    config: the name of a file in configs/.
+    fields: config fields that `flags` accepts.
   """
   code, out, error = run(
     "train.py",
     f"--config=configs/{config}.py",
-    *flags(leaves),
+    *flags(fields),
     f"--workdir={folder}",
   )
   assert (code, error) == (0, ""), error
   return out
 
 
-def fault(found, code=2):
-  """The one line by which a command was refused; `found` is of `run`."""
-  assert (found[0], found[2].count("\n")) == (code, 1), found
-  return found[2]
+def fault(result, code=2):
+  """Returns the one-line error of a command, given the result of `run`."""
+  exit_code, _, error = result
+  assert (exit_code, error.count("\n")) == (code, 1), result
+  return error
 
 
 def assert_picture(path):
-  """An image that is more than an empty page."""
-  with PIL.Image.open(path) as drawn:
-    assert np.asarray(drawn).std() > 20
+  """Asserts that an image is not an empty page."""
+  with PIL.Image.open(path) as picture:
+    assert np.asarray(picture).std() > 20
 
 
 def run_module(name, *arguments):
-  """Runs `python -m name` to its end: (exit code, output, error)."""
+  """Runs `python -m name`; returns exit code, output and error."""
   process = Fork([name, *arguments], is_module=True)
   out, error = process.communicate()
   return process.returncode, out, error
 
 
 def start(script, *arguments, devices=1, path="", cwd=ROOT):
-  """Starts a process of its own that imports all it needs; `path` for PYTHONPATH."""
+  """Starts a separate process, which imports everything itself; sets PYTHONPATH."""
   return subprocess.Popen(
     [sys.executable, str(ROOT / script), *arguments],
     cwd=cwd,
@@ -115,7 +116,7 @@ def start(script, *arguments, devices=1, path="", cwd=ROOT):
 
 @functools.cache
 def finished():
-  """The folder of a run of `TINY`, not to be written to, and what it printed."""
+  """Returns the folder of a finished run of `TINY`, to be read only, and its output."""
   folder = pathlib.Path(tempfile.mkdtemp(prefix="attention-lab-finished-"))
   atexit.register(shutil.rmtree, folder)
   code, out, error = run("train.py", *TINY, f"--workdir={folder / 'run'}")
@@ -124,15 +125,15 @@ def finished():
 
 
 class Fork:
-  """An entry point in a fork of `fork_server`, as a `subprocess.Popen`.
+  """An entry point in a fork of `fork_server`, with the methods of `Popen`.
 
   Args:
-    arguments: script or module, and what was typed behind it.
+    arguments: script or module, and its arguments.
     stdin: text of the standard input.
-    devices: that JAX sees.
-    variables: of its environment, as PYTHONPATH.
-    cwd: folder that it starts in.
-    is_module: as `python -m`.
+    devices: the number of devices that JAX sees.
+    variables: environment variables, such as PYTHONPATH.
+    cwd: the folder in which it starts.
+    is_module: whether it runs as `python -m`.
   """
 
   def __init__(
@@ -164,13 +165,13 @@ class Fork:
     )
 
   def poll(self):
-    """The exit code, or None while it runs."""
+    """Returns the exit code, or None while it runs."""
     if self.returncode is None:
       self.returncode = _ask(ended=self.pid)
     return self.returncode
 
   def wait(self, timeout=300):
-    """The exit code at its end."""
+    """Waits for the end and returns the exit code."""
     end = time.monotonic() + timeout
     while self.poll() is None:
       if time.monotonic() > end:
@@ -179,23 +180,23 @@ class Fork:
     return self.returncode
 
   def communicate(self, timeout=300):
-    """Output and error, at its end."""
+    """Waits for the end and returns output and error."""
     self.wait(timeout)
     return self.stdout.read_text(), self.stderr.read_text()
 
   def send_signal(self, number):
-    """Of a process that may have ended."""
+    """Sends a signal, unless the process has ended."""
     if self.poll() is None:
       os.kill(self.pid, number)
 
   def kill(self):
-    """At once."""
+    """Kills the process."""
     self.send_signal(9)
 
 
 @functools.cache
 def _server():
-  """This worker's `fork_server`, for as long as the worker runs."""
+  """Starts the `fork_server` of this test worker."""
   server = subprocess.Popen(
     [sys.executable, "-m", "tests.fork_server"],
     cwd=ROOT,
@@ -209,7 +210,7 @@ def _server():
 
 
 def _ask(**request):
-  """What `fork_server` answers."""
+  """Sends a request to `fork_server` and returns its answer."""
   server = _server()
   server.stdin.write(json.dumps(request) + "\n")
   server.stdin.flush()

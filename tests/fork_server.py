@@ -1,12 +1,12 @@
-"""Starts entry points from a process that has imported their libraries.
+"""Forks entry points from a process that has imported their libraries.
 
-An entry point spends 2 to 3 s of processor time on imports, of which the suite
-would pay a hundred. This process imports once and then forks for every command:
-JAX's backend starts in the child, as in a process of its own.
+The imports of an entry point take 2 to 3 s of processor time, and the suite runs about
+a hundred. This process imports once and then forks for each command. JAX's backend
+starts in the child, as in a separate process.
 
-A request is one line of JSON on standard input, its answer one on standard output:
-the process id of a fork, or the exit code of one that is asked for, null while it
-runs.
+A request is one line of JSON on standard input, and the answer is one line on standard
+output: the process id of a new fork, or the exit code of the requested one, null while
+it runs.
 """
 
 import json
@@ -22,7 +22,7 @@ from training.devices import process
 
 
 def preload() -> None:
-  """Imports what entry points import, and starts no backend."""
+  """Imports the libraries of entry points without starting a backend."""
   import flax.linen
   import matplotlib.figure
   import optax
@@ -36,15 +36,15 @@ def preload() -> None:
   import training.inference.generation
   import training.loop
 
-  # The suite's other modules stay unimported: their tests are about that.
+  # Other modules are not imported, since tests check when commands import them.
   del flax, matplotlib, optax, pandas, scipy, models, training
 
 
 def serve() -> None:
-  """Forks, and tells of forks, until standard input ends."""
+  """Answers requests until standard input ends."""
   preload()
-  # A fork of several threads may stop where one held a lock. Those here are idle
-  # pools of OpenBLAS and jemalloc's own, which both expect forks.
+  # A fork of a process with threads may deadlock if a thread held a lock. The threads
+  # here are idle ones of OpenBLAS and jemalloc, which both support forks.
   warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
   for line in sys.stdin:
     request = json.loads(line)
@@ -54,17 +54,17 @@ def serve() -> None:
     else:
       answer = os.fork()
       if answer == 0:
-        _become(request)
+        _run_entry_point(request)
     print(json.dumps(answer), flush=True)
 
 
 def _refuse_network(event: str, arguments: tuple) -> None:
-  """An audit hook: no command of the suite may reach another machine."""
+  """Raises PermissionError if a command opens a network connection."""
   if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
-    raise PermissionError(f"a network is used: {event} {arguments[-2:]}")
+    raise PermissionError(f"network access: {event} {arguments[-2:]}")
 
 
-def _become(request: dict) -> None:
+def _run_entry_point(request: dict) -> None:
   """Runs an entry point in this process, without a network, and ends it."""
   for number, name in enumerate(("stdin", "stdout", "stderr")):
     flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT
@@ -73,7 +73,7 @@ def _become(request: dict) -> None:
   try:
     os.environ.clear()
     os.environ.update(request["environment"])
-    # As a process of its own does, which imports all that later.
+    # A separate process does this before its imports.
     process.avoid_faulty_fusion()
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
     os.chdir(request["folder"])

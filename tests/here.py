@@ -1,4 +1,4 @@
-"""Which projects are in this checkout: tests of the core leave out the others."""
+"""Finds the projects in this checkout; tests of the core skip missing ones."""
 
 from collections.abc import Iterable
 import pathlib
@@ -9,14 +9,14 @@ CORE = (
   *("attention", "models", "tasks", "training", "comparison", "settings"),
   *("benchmarks", "compare.py", "train.py", "generate.py", "lab.py"),
 )
-"""Folders and files that work without any project."""
+"""Folders and files that work without projects."""
 
 PROJECTS = {
   "image": ("vision",),
   "vit": ("vision",),
   "swin": ("vision",),
   "cvt": ("vision",),
-  # Its images are a task of vision.
+  # The image task is in vision.
   "perceiver": ("perceiver", "vision"),
   "perceiver_bytes": ("perceiver",),
   "perceiver_widths": ("perceiver",),
@@ -30,14 +30,14 @@ PROJECTS = {
   "bahdanau": ("seq2seq",),
   "pathfinder": ("pathfinder",),
 }
-"""Config, task, kind of model or small published model -> its projects."""
+"""Config, task, kind of model or small published model -> the projects it needs."""
 
 
 def is_here(name: str) -> bool:
-  """Whether what has this name is of the core, or its projects are here."""
+  """Returns whether the projects that a name needs are in this checkout."""
   return all((ROOT / "projects" / x).is_dir() for x in PROJECTS.get(name, ()))
 
 
 def here(names: Iterable[str]) -> list[str]:
-  """Those that are here."""
+  """Returns the names whose projects are in this checkout."""
   return [name for name in names if is_here(name)]

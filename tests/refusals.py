@@ -1,20 +1,21 @@
-"""What is refused, and how it is told."""
+"""Checks the errors of refused arguments."""
 
 import pytest
 
 
 def assert_refused(call, *cases, prefix=""):
-  """Each raises ValueError of one line that begins with a name.
+  """Asserts that calls raise ValueError with one line that starts with a name.
 
   Args:
-    call: takes the values of a case.
-    cases: values by name, of which the first is at fault; or another name and them.
-    prefix: what stands before the name.
+    call: a function of keyword arguments.
+    cases: keyword arguments, the first of which the error must name, or a pair of the
+      expected name and keyword arguments.
+    prefix: a text before the name.
   """
   for case in cases:
     name, values = case if isinstance(case, tuple) else (next(iter(case)), case)
     with pytest.raises(ValueError) as error:
       call(**values)
-    told = str(error.value)
-    assert told.startswith(f"{prefix}{name}: "), f"{values}: {told}"
-    assert "\n" not in told
+    message = str(error.value)
+    assert message.startswith(f"{prefix}{name}: "), f"{values}: {message}"
+    assert "\n" not in message

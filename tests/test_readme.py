@@ -45,7 +45,7 @@ def test_it_is_read_in_a_minute():
 
 
 def test_its_counts_are_those_of_the_records():
-  assert results.remade(_README, _ROOT) == _README, (
+  assert results.regenerate(_README, _ROOT) == _README, (
     "README.md: run `python -m docs.results README.md`"
   )
 

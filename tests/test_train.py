@@ -177,4 +177,4 @@ def test_the_commands_of_this_file_have_no_network(tmp_path):
   )
   code, _, error = commands.run(script)
   assert code
-  assert "a network is used" in error
+  assert "network access" in error

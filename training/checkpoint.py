@@ -62,12 +62,12 @@ def digests(tree: Any) -> dict[str, str]:
 
 
 def _is_local(leaf: Any) -> bool:
-  """Whether this process holds the whole leaf."""
+  """Returns whether this process holds the whole leaf."""
   return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
 def _sum(leaf: Any) -> int:
-  """The sum over those numbers of a leaf that this process holds."""
+  """Returns the sum over the numbers of a leaf that are on this process."""
   if _is_local(leaf):
     return _sum_shard(np.asarray(leaf), (0,) * np.ndim(leaf), np.shape(leaf))
   sums = [
@@ -85,7 +85,7 @@ def _sum(leaf: Any) -> int:
 def _sum_shard(
   shard: np.ndarray, corner: tuple[int, ...], shape: tuple[int, ...]
 ) -> int:
-  """Σ mix(mix(i + 1) + x_i) over a shard, at `corner`, of an array of `shape`."""
+  """Computes Σ mix(mix(i + 1) + x_i) over a shard at `corner` of an array."""
   bits = np.ascontiguousarray(shard).view(f"u{shard.dtype.itemsize}")
   bits, total = bits.reshape(-1), 0
   for start in range(0, bits.size, _BLOCK):
@@ -101,7 +101,7 @@ def _sum_shard(
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-  """The finaliser of SplitMix64."""
+  """Applies the finaliser of SplitMix64."""
   x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return x ^ (x >> np.uint64(31))
@@ -232,7 +232,7 @@ class Checkpoints:
     if steps:
       raise ConfigError(
         f"{self._manager.directory}: none of the checkpoints {steps} is "
-        "intact; remove the folder to start anew"
+        "intact; remove the folder to start again"
       )
     return None
 
@@ -299,7 +299,7 @@ class _MisfitError(ValueError):
 
 
 def _is_system_error(error: Exception) -> bool:
-  """Whether an error is from the disk or the system, and not from a file's content."""
+  """Returns whether the disk or system, and not a file's content, caused an error."""
   return isinstance(error, OSError) and error.errno in (
     *(errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOMEM),
     *(errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOTCONN),
@@ -307,7 +307,7 @@ def _is_system_error(error: Exception) -> bool:
 
 
 def _keep_best(metric: str) -> dict[str, Any]:
-  """Orbax options that keep the newest checkpoints and the best one."""
+  """Returns Orbax options that keep the newest checkpoints and the best one."""
   options = {
     "best_fn": operator.itemgetter(metric),
     "best_mode": "min" if is_lower_better(metric) else "max",
@@ -329,19 +329,19 @@ def _copy(leaf: Any) -> Any:
 
 
 def _template(leaf: Any) -> Any:
-  """An array or a shape that specifies to Orbax how to read a leaf."""
+  """Returns an array or a shape that specifies to Orbax how to read a leaf."""
   if jax.process_count() > 1 and leaf.sharding is not None:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
   return np.zeros(leaf.shape, leaf.dtype)
 
 
 def _without_numbers(like: Any) -> Any:
-  """The state as in older checkpoints, without the seed and the peak learning rate."""
+  """Returns the state of older checkpoints, without seed and peak learning rate."""
   return like._replace(seed=None, opt_state=like.opt_state.inner_state)
 
 
 def _with_numbers(state: Any, like: Any, config: TrainConfig) -> Any:
-  """The state of an older checkpoint, with the config's seed and peak learning rate."""
+  """Adds the config's seed and peak learning rate to a state of `_without_numbers`."""
   seed, peak = seed_and_peak(config)
   opt_state = like.opt_state._replace(
     count=_copy(state.step),  # A copy, because the step is also donated.
@@ -352,7 +352,7 @@ def _with_numbers(state: Any, like: Any, config: TrainConfig) -> Any:
 
 
 def _fields(state: TrainState) -> dict[str, Any]:
-  """The fields that are stored; each collection is a separate field."""
+  """Returns the fields that are stored; each collection is a separate field."""
   fields = {k: x for k, x in state._asdict().items() if x is not None}
   return fields | fields.pop("collections")
 

@@ -293,12 +293,12 @@ def dense_reasons(config_file: str, config: ExperimentConfig) -> list[str]:
   """
   fields = [
     field
-    for field, chosen in config.model.attentions.items()
-    if [one.name for one in chosen] == ["dense"]
+    for field, layers in config.model.attentions.items()
+    if [layer.name for layer in layers] == ["dense"]
   ]
-  typed = split(config_file.partition(":")[2]) if fields else []
+  words = split(config_file.partition(":")[2]) if fields else []
   try:
-    names = dict.fromkeys(mechanism(word)[0] for word in typed)
+    names = dict.fromkeys(mechanism(word)[0] for word in words)
     candidates = {name: mechanisms.example(name) for name in names}
   except ValueError:  # A file may define its own names.
     return []
@@ -315,7 +315,7 @@ def dense_reasons(config_file: str, config: ExperimentConfig) -> list[str]:
 def _make_task(
   config: ExperimentConfig, workdir: Path | None, restore: bool
 ) -> tasks.Task:
-  """The task, with batches in the layout of the model."""
+  """Returns the task, with batches in the layout of the model."""
   model = config.model
   try:
     task = tasks.find(config.task_name).make(
@@ -396,7 +396,7 @@ def _check_optimizer(config, optimizer, params) -> None:
 
 
 def _sizes(config: ExperimentConfig, task: tasks.Task) -> dict[str, Any]:
-  """The sizes for `models.create`, from the task and the model's config.
+  """Returns the sizes for `models.create`, from the task and the model's config.
 
   Raises:
     ValueError: the model has fewer ids, or allows only shorter sequences, than the

@@ -166,7 +166,7 @@ def _check_x64(model: Any) -> None:
 
 
 def _published_model(folder: str, config: Any) -> Any:
-  """The model of a folder of weights, with the fields that a config may choose.
+  """Returns the model of a folder of weights, with the fields that a config may choose.
 
   Raises:
     ConfigError: the folder cannot be read, or its model is of another kind.
@@ -223,12 +223,12 @@ def _model_type(fields: dict[str, Any]) -> type:
   if "kind" not in fields:
     return models.ModelConfig  # It reports the missing kind.
   # Runs from before December 2026 choose some kinds by a field.
-  for kind, (former, field) in registered("FORMER_KINDS").items():
-    if fields["kind"] == former and fields.get(field):
+  for kind, (old_kind, field) in registered("FORMER_KINDS").items():
+    if fields["kind"] == old_kind and fields.get(field):
       fields["kind"] = kind
   with _errors_at("model", "kind: "):
     model_type = models.find(str(fields["kind"]))
-  # Their Transformers also have fields for images.
+  # Transformers of these runs also have fields for images.
   for field in sorted(_REMOVED_FIELDS.keys() & fields.keys()):
     if fields[field] == _REMOVED_FIELDS[field] and field not in field_names(
       model_type

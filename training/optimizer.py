@@ -224,7 +224,7 @@ def _factory(name: str) -> Callable[..., optax.GradientTransformation]:
 
 @functools.cache
 def _optax_factories() -> dict[str, Callable[..., Any]]:
-  """The optimisers of Optax that take a learning rate, by name."""
+  """Returns the optimisers of Optax that take a learning rate, by name."""
   return {
     name: factory
     for module in (optax.contrib, optax)
@@ -254,7 +254,7 @@ def _in_float32(
 
 
 def _decay_mask(params: optax.Params) -> optax.Params:
-  """A mask of the parameters with weight decay, by the last part of their names."""
+  """Returns a mask of parameters with weight decay, by the ends of their names."""
   return jax.tree.map_with_path(
     lambda path, _: not f"/{path[-1].key}".endswith(_NOT_DECAYED), params
   )

@@ -53,7 +53,7 @@ def check(
         if there.get(name) != here.get(name):
           raise ConfigError(
             f"workdir: {workdir} holds a {kind} of other data: {name} is not the "
-            "file with which it began; restore it or choose a new folder"
+            "file with which it started; restore it or choose a new folder"
           )
   elif workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
     raise ConfigError(
@@ -90,7 +90,7 @@ def claim(
     without_data = {name: x for name, x in content.items() if name != DATA}
     if recorded not in ({}, content, without_data):
       raise ConfigError(
-        f"workdir: another process began something else in {workdir}; choose a "
+        f"workdir: another process started something else in {workdir}; choose a "
         "new folder"
       )
     atomic.write_json(path, content)

@@ -80,7 +80,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
   their defaults.
 
   Raises:
-    ConfigError: the folder has other content, or cannot be written.
+    ConfigError: the folder has other content, or cannot be written to.
   """
   check_writable("workdir", workdir)
   if not workdir.exists() or not any(workdir.iterdir()):
@@ -90,15 +90,15 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
       f"workdir: {workdir} holds other files and no run ({CONFIG}); choose a "
       "new folder"
     )
-  written = _read(workdir)
-  recorded_generator, generator = written.get(GENERATOR), process.generator()
+  recorded = _read(workdir)
+  recorded_generator, generator = recorded.get(GENERATOR), process.generator()
   if recorded_generator not in (None, generator):
     raise ConfigError(
       f"workdir: the run in {workdir} draws its random numbers by "
       f"{recorded_generator!r}, and this process by {generator!r}; set "
       f"JAX_DEFAULT_PRNG_IMPL={recorded_generator}, or choose a new folder"
     )
-  recorded, fields = _recorded_fields(_config(written)), _fields(config)
+  recorded, fields = _recorded_fields(_config(recorded)), _fields(config)
   if recorded.get("task.name") != fields["task.name"]:
     raise ConfigError(
       f"workdir: {workdir} holds a run of the task "
@@ -131,32 +131,32 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
     )
 
 
-def _recorded_fields(written: Mapping[str, Any]) -> FieldValues:
-  """The config fields that a run recorded, with defaults for newer fields.
+def _recorded_fields(recorded: Mapping[str, Any]) -> FieldValues:
+  """Returns the config fields that a run recorded, with defaults for newer fields.
 
   They are returned as recorded if they are no longer valid, for example because a field
   was removed.
   """
-  # Without the mechanisms, which follow from the model and which older runs lack.
-  written = {name: x for name, x in written.items() if name != SLOTS}
+  # Leave out the mechanisms, which follow from the model and which older runs lack.
+  recorded = {name: x for name, x in recorded.items() if name != SLOTS}
   try:
-    return _fields(experiment_config.parse(written, restore=True))
+    return _fields(experiment_config.parse(recorded, restore=True))
   except ConfigError:
-    return flatten(written)
+    return flatten(recorded)
 
 
 def _fields(config: ExperimentConfig) -> FieldValues:
-  """The config fields, with values as JSON represents them."""
+  """Returns the config fields, with values as JSON represents them."""
   return flatten(json.loads(json.dumps(_mapping(config))))
 
 
 def _mapping(config: ExperimentConfig) -> dict[str, Any]:
-  """The config with the former defaults of optimiser fields that are now None."""
+  """Returns the config with former defaults of optimiser fields that are now None."""
   mapping = config.to_mapping()
   optimizer = mapping["optimizer"]
   optimizer |= {
-    field: former
-    for field, former in _FORMER_OPTIMIZER.items()
+    field: default
+    for field, default in _FORMER_OPTIMIZER.items()
     if optimizer[field] is None
   }
   return mapping
@@ -221,10 +221,10 @@ def read_config(workdir: Path) -> dict[str, Any]:
   return _config(_read(workdir))
 
 
-def _config(written: Mapping[str, Any]) -> dict[str, Any]:
-  """The config without the fields that describe the process of the run."""
+def _config(recorded: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the config without the fields that describe the process of the run."""
   process_fields = (XLA_FLAGS, GENERATOR, DEVICE)
-  return {k: x for k, x in written.items() if k not in process_fields}
+  return {k: x for k, x in recorded.items() if k not in process_fields}
 
 
 def _read(workdir: Path) -> dict[str, Any]:

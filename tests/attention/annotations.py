@@ -1,4 +1,4 @@
-"""Calls every mechanism with its options, while annotated shapes are checked.
+"""Calls every mechanism with its options and checks annotated shapes.
 
 The checks are built whenever a function is defined, which takes longer than most
 calls: so they have a process of their own, and nothing is computed.

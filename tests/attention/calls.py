@@ -1,4 +1,4 @@
-"""What tests of attention share: arrays, compiled calls with gradients, refusals."""
+"""Shared helpers of attention tests: arrays, calls with gradients, assertions."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,7 +14,7 @@ from attention.testing import assert_close
 
 
 def normal(*shapes: tuple[int, ...], seed: int = 0) -> list[jax.Array]:
-  """An array for each shape; NumPy draws, so that nothing is compiled."""
+  """Draws an array per shape with NumPy, which compiles nothing."""
   rng = np.random.default_rng(seed)
   return [jnp.asarray(rng.standard_normal(x, np.float32)) for x in shapes]
 
@@ -30,7 +30,7 @@ def draw(
   batch: int = 2,
   seed: int = 0,
 ) -> list[jax.Array]:
-  """Query, key and value."""
+  """Draws query, key and value."""
   source = length if source is None else source
   return normal(
     (batch, length, heads, dim),
@@ -41,14 +41,14 @@ def draw(
 
 
 def random_mask(*shape: int, share: float = 0.7, seed: int = 1) -> jax.Array:
-  """Booleans of which a share is True."""
+  """Draws booleans, a share of which is True."""
   return jnp.asarray(np.random.default_rng(seed).random(shape) < share)
 
 
 def pulled(function: Callable, *arguments: Any, cotangent: Any = None) -> tuple:
-  """The result of a compiled call and its gradients; all that is returned counts.
+  """Returns the results of a compiled call and its gradients.
 
-  The cotangent None is cos 0, cos 1, cos 2, … for every array of the result.
+  By default, the cotangent of every result is cos 0, cos 1, cos 2, ….
   """
 
   def waves(x):
@@ -66,16 +66,16 @@ def pulled(function: Callable, *arguments: Any, cotangent: Any = None) -> tuple:
 
 
 def counted(out: Any, lse: Any) -> tuple[Any, Any, Any]:
-  """A result and its log-sum-exp, of which −∞ counts as 0, and where it does."""
+  """Returns the output, the log-sum-exp with 0 for −∞, and where it is −∞."""
   xp = jnp if isinstance(lse, jax.Array) else np
   is_empty = lse == -xp.inf
   return out, xp.where(is_empty, 0.0, lse), 1.0 * is_empty
 
 
 def lse_of(share: Any, sinks: Any = None) -> np.ndarray:
-  """The log-sum-exp of logits, from what a sink of 0 leaves of values of 1.
+  """Computes the log-sum-exp of logits from an output for values of 1 and a sink of 0.
 
-  That is Σ e^x / (Σ e^x + 1) = σ(lse); `sinks` are logits that count as well.
+  This output is Σ e^x / (Σ e^x + 1) = σ(lse). `sinks` are further logits.
   """
   with np.errstate(divide="ignore"):
     lse = np.log(share) - np.log1p(-share)
@@ -83,10 +83,10 @@ def lse_of(share: Any, sinks: Any = None) -> np.ndarray:
 
 
 def assert_equal(got: Any, expected: Any, tolerance: float) -> None:
-  """Two trees of arrays are alike, each array by its largest number."""
+  """Asserts that trees are close, each array relative to its largest number."""
   named = jax.tree_util.tree_leaves_with_path(got)
   for (path, x), y in zip(named, jax.tree.leaves(expected), strict=True):
-    if x.dtype != jax.dtypes.float0:  # Of whole numbers.
+    if x.dtype != jax.dtypes.float0:  # The gradient of integers.
       assert_close(x, y, tolerance, jax.tree_util.keystr(path) or "the result")
 
 
@@ -100,12 +100,12 @@ def assert_defined(
   tolerance: float = 1e-5,
   of_largest: float = 1e-8,
 ) -> None:
-  """A function of a tree of arrays has the results and gradients of its definition.
+  """Asserts that a function has the results and gradients of its definition.
 
-  The definition takes float64, and a gradient is compared with a central difference
-  along a random direction, each array alone. The function takes `spoiled`, which has
-  NaN where nothing is read, and is traced for each platform. A gradient may be off by
-  `tolerance` of itself and by `of_largest` of the largest, which may cancel in it.
+  The definition computes in float64. The gradient of each array is compared with a
+  central difference along a random direction. The function gets `spoiled`, which has
+  NaN at unread positions, and is traced for each platform. A gradient may differ by
+  `tolerance` of itself plus `of_largest` of the largest gradient.
   """
   leaves, tree = jax.tree.flatten(jax.tree.map(wide, arrays))
   expected = definition(tree.unflatten(leaves))
@@ -152,7 +152,7 @@ def wide(x: Any) -> np.ndarray:
 def assert_dropout(
   attend: Callable, query: Any, key: Any, value: Any, rate: float = 0.25
 ) -> np.ndarray:
-  """Each weight is 0 or 1/(1 - rate) of itself, and gradients agree on which.
+  """Asserts that dropout scales weights by 0 or 1/(1 - rate), as do its gradients.
 
   Returns the pairs that are kept, `[B, N, T, S]`.
   """

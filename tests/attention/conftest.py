@@ -7,5 +7,5 @@ from attention.platform import backend
 
 @pytest.fixture
 def short_blocks(monkeypatch):
-  """Blocks of 8 queries, so that short sequences run over several."""
+  """Sets blocks of 8 queries, so that short sequences have several."""
   monkeypatch.setattr(backend, "WINDOW_ROWS", (8, 8))

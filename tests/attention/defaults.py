@@ -1,4 +1,4 @@
-"""Default of every option of the public functions, which nobody changes unnoticed.
+"""Records the defaults of all public functions, so that tests notice changes.
 
 python -m tests.attention.defaults > tests/attention/defaults.txt
 """
@@ -9,7 +9,7 @@ import attention
 
 
 def rows():
-  """Of each function, such as 'performer | num_features=256, kernel='softmax''."""
+  """Returns one row per function, such as 'performer | num_features=256'."""
   for name in attention.__all__:
     function = getattr(attention, name)
     if inspect.isfunction(function):

@@ -1,4 +1,4 @@
-"""The mechanisms of this project, small, full and, where they can, causal."""
+"""Small mechanisms of this project in every form, full and causal."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Calls of recurrences that jax-linear-attention has a kernel for.
+"""Calls of recurrences with a kernel in jax-linear-attention.
 
 Its kernels need a GPU. Its own chunked form in JAX takes the same arguments, and
 
@@ -28,13 +28,13 @@ CASES = {
   "product": ("gated_deltanet", "product-head"),
   "product, no decay": ("deltanet", "product-head", "log_decay"),
 }
-"""What is called -> kind of jla, case of a state, and options that are left out."""
+"""Mechanism -> kind of jla, case of a state, and omitted options."""
 
 
 def call(name, length):
-  """The function of a case and its arguments, with all options, in float32.
+  """Returns the function of a case, and its float32 arguments with all options.
 
-  Some decays leave nothing: they are −60 or −10³⁰.
+  Some log decays, −60 or −10³⁰, erase the state.
   """
   _, case, *without = CASES[name]
   case = state_cases.CASES[case]
@@ -51,7 +51,7 @@ def call(name, length):
 
 
 def outcome(function, arrays, implementation):
-  """Output, state, and the gradients of a sum of both."""
+  """Returns output, state, and the gradients of a sum of both."""
 
   def loss(arrays):
     qkv = [arrays[name] for name in ("query", "key", "value")]

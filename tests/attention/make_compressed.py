@@ -1,4 +1,4 @@
-"""Makes vectors of compressed attention and of indexers of blocks by transformers.
+"""Writes vectors of compressed attention and block indexers of transformers.
 
     pip install torch==2.13.0 transformers==5.24.0
     python tests/attention/make_compressed.py
@@ -56,7 +56,7 @@ def fill(module, seed):
 
 
 def of_qwen():
-  """An indexer whose keys are means."""
+  """Returns the indexer of Qwen, whose keys are means."""
   config = transformers.AutoConfig.for_model("qwen4_exp_text")
   sizes = {"n_heads": 5, "kv_heads": 1, "head_dim": 8, "budget": 8}
   for name, size in (sizes | {"compress_ratio": 4}).items():
@@ -94,7 +94,7 @@ def of_qwen():
 
 
 def of_glm():
-  """An indexer whose keys are pooled by a softmax, with padding on either side."""
+  """Returns the indexer of GLM, which pools keys by a softmax, with padding."""
   config = transformers.AutoConfig.for_model("glm5_next_text")
   config.hidden_size, config.q_lora_rank, config.qk_rope_head_dim = 14, 9, 4
   config.index_n_heads, config.index_head_dim = 5, 8

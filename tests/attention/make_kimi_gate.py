@@ -1,4 +1,4 @@
-"""Makes log decays with a lower bound, by GLM-5.3's forget gate in transformers.
+"""Writes log decays with a lower bound, from GLM-5.3's forget gate in transformers.
 
 pip install torch==2.13.0 transformers==5.24.0
 python tests/attention/make_kimi_gate.py

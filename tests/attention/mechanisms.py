@@ -1,4 +1,4 @@
-"""What the contract suite runs over: one line a mechanism and setting."""
+"""Lists the mechanisms and hyperparameters that the contract tests."""
 
 import importlib
 
@@ -18,7 +18,7 @@ from attention.testing import Mechanism
 
 
 def definition_of(name):
-  """The definition of a recurrence with its gates."""
+  """Returns the definition of a recurrence with its gates."""
   for module in (gated_linear, delta_rule):
     if hasattr(module, name):
       return getattr(module, name)
@@ -31,37 +31,37 @@ def _mechanism(name, definition, options, *facts, **more):
 
 
 def _inputs(key):
-  """The inputs of gates, which are the keys, in float64."""
+  """Returns the inputs of gates, which are the keys here, in float64."""
   return np.asarray(key, np.float64).reshape(*np.shape(key)[:2], -1)
 
 
-def _own_logits(variables, key, options, call):
-  """Sinks, cap and forget gates of a record, as options of a definition."""
-  params, found = variables.get("params", {}), {}
+def _logits_options(variables, key, options, call):
+  """Returns a mechanism's sinks, soft cap and forget gates for its definition."""
+  params, logits = variables.get("params", {}), {}
   inputs = _inputs(key)
   if options.get("sinks") == "inputs":
-    found["sinks"] = inputs @ params["sink_kernel"]
+    logits["sinks"] = inputs @ params["sink_kernel"]
     mask = call.get("mask")
     if mask is not None and mask.shape[2] == 1:
-      shown = np.swapaxes(np.asarray(mask)[:, :, 0], 1, 2)
-      found["sinks"] = np.where(shown, found["sinks"], 0.0)
+      visible = np.swapaxes(np.asarray(mask)[:, :, 0], 1, 2)
+      logits["sinks"] = np.where(visible, logits["sinks"], 0.0)
   elif options.get("sinks"):
-    found["sinks"] = params["sinks"]
+    logits["sinks"] = params["sinks"]
   if "logits_soft_cap" in options:
-    found["logits_soft_cap"] = options["logits_soft_cap"]
+    logits["logits_soft_cap"] = options["logits_soft_cap"]
   if options.get("forget"):
     gates = inputs @ params["forget_kernel"] + params["forget_bias"]
-    found["log_forget"] = -np.logaddexp(0.0, -gates)
-  return found
+    logits["log_forget"] = -np.logaddexp(0.0, -gates)
+  return logits
 
 
 def _softmax(name, **options):
-  """Dense, flash or window attention, with logits of their own."""
+  """Returns dense, flash or window attention, also with sinks and gates."""
   define = getattr(definitions, f"{name}_attention")
   rest = {k: v for k, v in options.items() if k in ("window", "dilation")}
 
   def attend(variables, query, key, value, **call):
-    call = {**_own_logits(variables, key, options, call), **call}
+    call = {**_logits_options(variables, key, options, call), **call}
     return define(query, key, value, **rest, **call)
 
   facts = {"sparse": bool(rest), "cache": "nothing" if rest else "length"}
@@ -159,7 +159,7 @@ def _nystrom(**options):
 
 
 def _bigbird(**options):
-  size, slots = options["block_size"], options["num_random"]
+  size, num_random = options["block_size"], options["num_random"]
 
   def attend(variables, query, *rest, **call):
     raw = np.asarray(variables["constants"]["key"], np.uint32)
@@ -167,7 +167,7 @@ def _bigbird(**options):
       jax.random.wrap_key_data(raw),
       num_heads=query.shape[2],
       num_blocks=-(-query.shape[1] // size),
-      num_random=slots,
+      num_random=num_random,
     )
     return definitions.bigbird_attention(
       query, *rest, block_size=size, random_blocks=random_blocks, **call
@@ -214,12 +214,12 @@ def _strided_2d(**options):
 
 def _recurrent(name, **options):
   definition = definition_of(name)
-  # The variables have them.
-  unread = (
+  # The definition takes these from the variables.
+  in_variables = (
     *("rank", "num_levels", "num_slots", "projection_bias"),
     "num_iterations",
   )
-  rest = {k: v for k, v in options.items() if k not in unread}
+  rest = {k: v for k, v in options.items() if k not in in_variables}
 
   def attend(variables, query, key, value, **call):
     params = variables.get("params", {})
@@ -273,14 +273,16 @@ def _latent(**options):
     p = {name: np.asarray(x) for name, x in variables["params"].items()}
     inputs = _inputs(key)
     size = len(p["norm_scale"])
-    # A position that a mask hides may hold anything.
+    # Masked positions may have any values.
     with np.errstate(all="ignore"):
       x = inputs @ p["down_kernel"]
-      read, shared = x[..., :size], x[..., size:]
-      read = read / np.sqrt(np.mean(read**2, axis=-1, keepdims=True) + 1e-6)
+      latent, shared = x[..., :size], x[..., size:]
+      latent = latent / np.sqrt(
+        np.mean(latent**2, axis=-1, keepdims=True) + 1e-6
+      )
     return definitions.latent_attention(
       query,
-      read * p["norm_scale"],
+      latent * p["norm_scale"],
       key_kernel=p["key_kernel"],
       value_kernel=p["value_kernel"],
       shared_key=shared,
@@ -311,7 +313,7 @@ def _indexed_moba(**options):
       )
       x = np.tensordot(inputs, kernel, 1)
       x /= np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-3)
-      call[name] = _half_turned(x * (1 + scale))
+      call[name] = _rotate_half(x * (1 + scale))
     return definitions.moba_attention(query, key, value, **call)
 
   return _mechanism("moba", attend, options, cache="length")
@@ -328,28 +330,28 @@ def _compressed(**options):
     keep = visible_tokens(mask, batch, length)
     inputs = np.where(keep[..., None], inputs, 0.0)
 
-    def read(name):
+    def project(name):
       return np.tensordot(inputs, p[f"{name}_kernel"], 1)
 
-    def normed(x, scale=1.0):
+    def normalize(x, scale=1.0):
       x = np.asarray(x, np.float64)
       return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
 
-    def pooled(name, rows, ones=()):
-      gates, bias = read(f"{name}_gate"), p[f"{name}_bias"]
+    def pool(name, rows, ones=()):
+      gates, bias = project(f"{name}_gate"), p[f"{name}_bias"]
       gates, bias = (x.reshape(*x.shape[:-1], *ones, -1) for x in (gates, bias))
       return definitions.compressed_entries(rows, gates, bias, keep=keep)
 
-    kv = normed(read("kv"), p["kv_scale"])[:, :, None]
+    kv = normalize(project("kv"), p["kv_scale"])[:, :, None]
     entries = values = np.zeros((batch, 0, 1, kv.shape[-1]))
     if options["stride"]:
-      made = pooled("entry", read("entry"))
-      entries = values = normed(made, p["entry_scale"])[:, :, None]
+      pooled = pool("entry", project("entry"))
+      entries = values = normalize(pooled, p["entry_scale"])[:, :, None]
     if "top_k" in options:
-      made = pooled("index", read("index"))
-      call["index_key"] = normed(made, p["index_scale"])
-      call["index_query"] = read("index_query")
-      call["index_weight"] = read("index_weight") / np.sqrt(
+      pooled = pool("index", project("index"))
+      call["index_key"] = normalize(pooled, p["index_scale"])
+      call["index_query"] = project("index_query")
+      call["index_weight"] = project("index_weight") / np.sqrt(
         options["num_index_heads"] * options["index_dim"]
       )
     if value is not None:
@@ -357,11 +359,11 @@ def _compressed(**options):
       if options["stride"]:
         shape = (batch, length, p["entry_bias"].shape[1], length, kv.shape[-1])
         rows = np.broadcast_to(np.eye(length)[None, :, None, :, None], shape)
-        weights = pooled("entry", rows, ones=(1,)).mean(axis=-1)
-        shown = np.where(keep[..., None, None], value, 0.0)
-        values = np.einsum("bms,bskv->bmkv", weights, shown)
+        weights = pool("entry", rows, ones=(1,)).mean(axis=-1)
+        visible = np.where(keep[..., None, None], value, 0.0)
+        values = np.einsum("bms,bskv->bmkv", weights, visible)
     return definitions.compressed_attention(
-      normed(query),
+      normalize(query),
       kv,
       kv if value is None else value,
       stride=options["stride"] or length + 1,
@@ -384,7 +386,7 @@ def _nsa(**options):
   def attend(variables, query, key, value, **call):
     p = dict(variables["params"])
     inputs = _inputs(key)
-    with np.errstate(all="ignore"):  # A hidden position may hold anything.
+    with np.errstate(all="ignore"):  # Masked positions may have any values.
       x = np.tensordot(inputs, p.pop("gate_kernel"), 1)
       gates = recurrent.sigmoid(x)
     return definitions.nsa_attention(
@@ -414,13 +416,13 @@ def _path(**options):
   def attend(variables, query, key, value, **call):
     p = {name: np.asarray(x) for name, x in variables["params"].items()}
     inputs = _inputs(key)
-    # A position that a mask hides may hold anything.
+    # Masked positions may have any values.
     with np.errstate(all="ignore"):
       w = np.tensordot(inputs @ p["householder_down"], p["householder_up"], 1)
       w /= np.sqrt(np.sum(w**2, axis=-1, keepdims=True) + 1e-6)
       rate = inputs @ p["rate_kernel"] + p["rate_bias"]
       beta = 2 * np.exp(-np.logaddexp(0.0, -rate))
-    call = {**_own_logits(variables, key, options, call), **call}
+    call = {**_logits_options(variables, key, options, call), **call}
     return definitions.path_attention(
       query, key, value, householder=w, beta=beta, **call
     )
@@ -428,16 +430,16 @@ def _path(**options):
   return _mechanism("path", attend, options, cache="length")
 
 
-def _half_turned(x):
-  """Rotary positions of the first half of features `[B, T, …, D]`."""
+def _rotate_half(x):
+  """Rotates the first half of features `[B, T, …, D]` by their positions."""
   pairs = x.shape[-1] // 4
   frequency = 1e4 ** (-np.arange(pairs) / pairs)
   shape = (1, x.shape[1], *[1] * (x.ndim - 3), pairs)
   angle = (np.arange(x.shape[1])[:, None] * frequency).reshape(shape)
   sin, cos = np.sin(angle), np.cos(angle)
   left, right, rest = np.split(x, [pairs, 2 * pairs], axis=-1)
-  turned = left * cos - right * sin, right * cos + left * sin
-  return np.concatenate([*turned, rest], axis=-1)
+  rotated = left * cos - right * sin, right * cos + left * sin
+  return np.concatenate([*rotated, rest], axis=-1)
 
 
 def _dsa(**options):
@@ -458,10 +460,10 @@ def _dsa(**options):
       x = x - np.mean(x, axis=2, keepdims=True)
       x /= np.sqrt(np.mean(x**2, axis=2, keepdims=True) + 1e-6)
       arrays["index_key"] = x * norm[0] + norm[1]
-    # A model rotates the others.
+    # With `index_rotary_dim`, a model rotates the arrays.
     for name in ("index_query", "index_key"):
       if "index_rotary_dim" not in options:
-        arrays[name] = _half_turned(arrays[name])
+        arrays[name] = _rotate_half(arrays[name])
     arrays["index_weight"] /= np.sqrt(heads * size)
     call = {"is_causal": False, "top_k": options["top_k"], **arrays, **call}
     return definitions.dsa_attention(query, key, value, **call)
@@ -529,7 +531,7 @@ MECHANISMS = (
   _recurrent("rwkv6", rank=3),
   _recurrent("rwkv7", rank=3),
   _recurrent("mesa"),
-  # A condition number of 6, for float32, and iterations to the exact solution.
+  # float32 needs a condition number of 6, and 25 iterations reach the solution.
   _recurrent("gka", ridge_ratio=0.2, num_iterations=25),
   _recurrent("gsa", num_slots=5),
   _recurrent("ttt_linear", minibatch_size=4),
@@ -561,7 +563,7 @@ MECHANISMS = (
   _compressed(window=3, stride=4),
   _compressed(window=3, stride=0),
 )
-"""A line for each mechanism and setting."""
+"""One line per mechanism and choice of hyperparameters."""
 
-# The first line of each mechanism, for what does not depend on its settings.
+# For tests that do not depend on hyperparameters.
 ONE_EACH = tuple({m.name: m for m in reversed(MECHANISMS)}.values())

@@ -1,4 +1,4 @@
-"""Calls of the functions with a state, in float32, and their definitions."""
+"""Cases of functions with a state: float32 arguments and definitions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,17 +15,17 @@ from tests.attention import calls
 
 BATCH, HEADS, KV_HEADS, DIM, VALUE = 2, 4, 2, 8, 5
 SLOTS, LEVELS, WRITES, SIZE = 7, 10, 3, 6
-"""Slots of gsa, levels of log-linear, writes of a product, and a mini-batch."""
+"""Slots of GSA, levels of log-linear attention, updates of DeltaProduct, mini-batch."""
 
 
 class StateCase(NamedTuple):
   """A function with a state, and the arrays of its calls.
 
   Attributes:
-    name: the mechanism, and the form of its decays after a dash.
+    name: the mechanism, with the form of its decays after a dash.
     function: the function with its options.
-    definition: the same of `attention.definitions`.
-    given: length -> arrays by name, with a first state.
+    definition: its definition with the same options.
+    given: length -> arrays by name, with an initial state.
   """
 
   name: str
@@ -35,7 +35,7 @@ class StateCase(NamedTuple):
 
   @property
   def mechanism(self) -> str:
-    """The name without the form."""
+    """The name without the form of decays."""
     return self.name.partition("-")[0]
 
   def __repr__(self) -> str:
@@ -43,24 +43,24 @@ class StateCase(NamedTuple):
 
 
 def arrays(length, channels=(), **more):
-  """Arrays of a call by name; decays of 1, e⁻³⁰ and e⁻⁶⁰ among them."""
+  """Draws arrays of a call; long ones have decays of 1, e⁻³⁰ and e⁻⁶⁰."""
   rng = np.random.default_rng(0)
 
   def unit(heads):
     x = rng.normal(size=(BATCH, length, heads, DIM))
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
-  found = {
+  drawn = {
     "query": unit(HEADS),
     "key": unit(KV_HEADS),
     "value": rng.normal(size=(BATCH, length, KV_HEADS, VALUE)),
     "log_decay": -rng.exponential(0.15, size=(BATCH, length, HEADS, *channels)),
   }
   if length > 40:
-    found["log_decay"][:, 10:13] = 0.0
-    found["log_decay"][:, 30], found["log_decay"][:, 33] = -60.0, -30.0
-    found["key"][:, 34:38] = found["key"][:, 34:35]  # Keys that repeat.
-  return jax.tree.map(as_float32, found | more)
+    drawn["log_decay"][:, 10:13] = 0.0
+    drawn["log_decay"][:, 30], drawn["log_decay"][:, 33] = -60.0, -30.0
+    drawn["key"][:, 34:38] = drawn["key"][:, 34:35]  # Repeated keys.
+  return jax.tree.map(as_float32, drawn | more)
 
 
 def as_float32(x):
@@ -68,8 +68,8 @@ def as_float32(x):
   return np.asarray(x, np.float32 if is_float else None)
 
 
-def of_rule(rule, form, length):
-  """A gated or delta rule; `comba` and `gates` have keys of what is erased."""
+def rule_arrays(rule, form, length):
+  """Draws arrays of a rule; `comba` and `gates` have separate erase keys."""
   rng = np.random.default_rng(7)
   shape = BATCH, length, HEADS
   beta = rng.uniform(size=shape)
@@ -83,26 +83,28 @@ def of_rule(rule, form, length):
   if rule in ("gated", "rwkv6", "rwkv7"):
     del given["beta"]
   if rule in ("gates", "comba"):
-    erased = given["key"] + 0.3 * rng.normal(size=given["key"].shape)
-    given["erase_key"] = erased / np.linalg.norm(erased, axis=-1, keepdims=True)
+    erase_key = given["key"] + 0.3 * rng.normal(size=given["key"].shape)
+    erase_key /= np.linalg.norm(erase_key, axis=-1, keepdims=True)
+    given["erase_key"] = erase_key
   if rule == "gates":
     given["erase_gate"] = rng.uniform(size=(*shape, DIM))
     given["write_gate"] = rng.uniform(size=(*shape, VALUE))
   if rule == "product":
     for name in ("key", "value", "beta"):
-      parts = [np.roll(given[name], r, axis=-1) for r in range(WRITES)]
-      given[name] = np.stack(parts, axis=2)
+      updates = [np.roll(given[name], r, axis=-1) for r in range(WRITES)]
+      given[name] = np.stack(updates, axis=2)
   if rule == "rwkv6":
     given["bonus"] = rng.normal(size=(HEADS, DIM))
   if rule == "rwkv7":
-    moved = rng.normal(size=(*shape, DIM))
-    moved /= np.linalg.norm(moved, axis=-1, keepdims=True)
-    given |= {"removal": -moved, "replacement": beta[..., None] * moved}
+    erase_key = rng.normal(size=(*shape, DIM))
+    erase_key /= np.linalg.norm(erase_key, axis=-1, keepdims=True)
+    given["removal"] = -erase_key
+    given["replacement"] = beta[..., None] * erase_key
   return jax.tree.map(as_float32, given)
 
 
-def of_mesa(length):
-  """The first state is that of 20 positions."""
+def mesa_arrays(length):
+  """Draws arrays of MesaNet; the initial state has 20 positions."""
   rng = np.random.default_rng(3)
   key = rng.normal(size=(BATCH, HEADS, 20, DIM)) * DIM**-0.5
   value = rng.normal(size=(BATCH, HEADS, 20, DIM + VALUE))
@@ -115,17 +117,17 @@ def of_mesa(length):
   )
 
 
-def of_gka(length):
-  """As of MesaNet, with a gate in place of λ."""
-  given = of_mesa(length)
+def gka_arrays(length):
+  """Draws arrays of MesaNet with a gate α instead of λ."""
+  given = mesa_arrays(length)
   del given["regularizer"]
   given["beta"] += 0.05
   alpha = np.random.default_rng(4).uniform(size=given["beta"].shape)
   return given | {"alpha": np.float32(alpha)}
 
 
-def of_gsa(length):
-  """Some slots forget everything at two positions."""
+def gsa_arrays(length):
+  """Draws arrays of GSA; some slots are erased at two positions."""
   rng = np.random.default_rng(3)
   decay = -rng.exponential(0.1, size=(BATCH, length, HEADS, SLOTS))
   if length > 40:
@@ -141,16 +143,16 @@ def of_gsa(length):
 
 
 def level_state(count, shape=()):
-  """Sums at the levels that positions of this number fill."""
+  """Draws a state whose levels fit its number of positions."""
   shape = BATCH, *shape, HEADS, LEVELS - 1, DIM, VALUE
   sums = np.random.default_rng(3).normal(size=shape)
-  is_there = (count[..., None] >> np.arange(LEVELS - 1)) % 2 == 1
-  sums = np.where(is_there[..., None, :, None, None], sums, 0.0)
+  is_filled = (count[..., None] >> np.arange(LEVELS - 1)) % 2 == 1
+  sums = np.where(is_filled[..., None, :, None, None], sums, 0.0)
   return LevelState(np.float32(sums), count)
 
 
-def of_log_linear(length):
-  """The first states have 5 and 70 positions."""
+def log_linear_arrays(length):
+  """Draws arrays of log-linear attention; initial states have 5 and 70 positions."""
   rng = np.random.default_rng(4)
   return arrays(
     length,
@@ -159,8 +161,8 @@ def of_log_linear(length):
   )
 
 
-def of_momentum_delta(length):
-  """Decays of momentum of 1 and e⁻⁵⁰ are among them."""
+def momentum_delta_arrays(length):
+  """Draws arrays of Momentum DeltaNet, with momentum decays of 1 and e⁻⁵⁰."""
   rng = np.random.default_rng(3)
   shape = BATCH, length, HEADS
   momentum_decay = -rng.exponential(0.4, size=shape)
@@ -175,8 +177,8 @@ def of_momentum_delta(length):
   )
 
 
-def of_precond_delta(length, channels=()):
-  """With decays of heads or of channels."""
+def precond_delta_arrays(length, channels=()):
+  """Draws arrays of preconditioned DeltaNet, with decays per head or channel."""
   rng = np.random.default_rng(3)
   shape = BATCH, length, HEADS
   return arrays(
@@ -193,8 +195,8 @@ def of_precond_delta(length, channels=()):
   )
 
 
-def of_titans(length):
-  """The examples are at different places of a mini-batch."""
+def titans_arrays(length):
+  """Draws arrays of Titans, whose states are within and at the end of a mini-batch."""
   rng = np.random.default_rng(3)
   shape, state = (BATCH, length, HEADS), (BATCH, HEADS, DIM, VALUE)
   given = arrays(
@@ -210,8 +212,8 @@ def of_titans(length):
   return given
 
 
-def of_ttt_linear(length):
-  """The examples are at different places of a mini-batch."""
+def ttt_linear_arrays(length):
+  """Draws arrays of TTT-Linear, with states like those of `titans_arrays`."""
   rng = np.random.default_rng(3)
   model = BATCH, HEADS, DIM + 1, DIM
   given = arrays(
@@ -233,8 +235,8 @@ def of_ttt_linear(length):
   return given
 
 
-def of_mlstm(length):
-  """Some gates are far from 0."""
+def mlstm_arrays(length):
+  """Draws arrays of mLSTM, with some gates far from 0."""
   rng = np.random.default_rng(0)
   shape = BATCH, length, HEADS
   log_input = 3.0 * rng.normal(size=shape)
@@ -246,12 +248,12 @@ def of_mlstm(length):
     rng.normal(size=(BATCH, HEADS, DIM)),
     5.0 * rng.normal(size=(BATCH, HEADS)),
   )
-  own = {"log_decay": log_decay, "log_input": log_input}
-  return arrays(length, **own, initial_state=state)
+  gates = {"log_decay": log_decay, "log_input": log_input}
+  return arrays(length, **gates, initial_state=state)
 
 
-def of_mamba(length):
-  """Some steps leave nothing; one head of queries serves all."""
+def mamba_arrays(length):
+  """Draws arrays of Mamba: some steps erase the state; all heads share queries."""
   rng = np.random.default_rng(0)
   shape = BATCH, length, HEADS
   step = np.exp(rng.normal(size=(*shape, VALUE)))
@@ -269,8 +271,8 @@ def of_mamba(length):
   return given
 
 
-def of_rg_lru(length):
-  """Some decays leave nothing, and others nearly everything."""
+def rg_lru_arrays(length):
+  """Draws arrays of RG-LRU, with decays near 0 and near 1."""
   rng = np.random.default_rng(0)
   shape = BATCH, length, HEADS, VALUE
   log_decay = -np.exp(2.0 * rng.normal(size=shape))
@@ -285,17 +287,19 @@ def of_rg_lru(length):
 
 
 def _case(name, given, function=None, **options):
-  """A case whose function is by default that of its mechanism."""
+  """Returns a case; the function defaults to that of the mechanism."""
   function = f"{function or name.partition('-')[0]}_attention"
-  both = (getattr(x, function) for x in (attention, definitions))
-  fast, definition = (partial(f, **options) if options else f for f in both)
-  if name == "gka":  # As many iterations as it takes to the exact solution.
+  functions = (getattr(x, function) for x in (attention, definitions))
+  fast, definition = (
+    partial(f, **options) if options else f for f in functions
+  )
+  if name == "gka":  # 80 iterations reach the exact solution.
     fast = partial(fast, num_iterations=80)
   return StateCase(name, fast, definition, given)
 
 
 RULES = [
-  _case(f"{rule}-{form}", partial(of_rule, rule, form), function, scale=0.7)
+  _case(f"{rule}-{form}", partial(rule_arrays, rule, form), function, scale=0.7)
   for rule, form, function in (
     ("gated", "head", "gated_linear"),
     ("gated", "channel", "gated_linear"),
@@ -310,26 +314,26 @@ RULES = [
   )
 ]
 _NORM = {"minibatch_size": SIZE, "epsilon": 1e-3, "scale": 0.8}
-_OF_CHANNELS = partial(of_precond_delta, channels=(DIM,))
+_CHANNEL_DECAYS = partial(precond_delta_arrays, channels=(DIM,))
 OTHERS = [
-  _case("mesa", of_mesa, scale=0.7),
-  _case("gka", of_gka, scale=0.7, ridge_ratio=0.05),
-  _case("gsa", of_gsa, scale=0.7),
-  _case("log_linear", of_log_linear, scale=0.7),
-  _case("momentum_delta", of_momentum_delta, scale=0.7),
-  _case("precond_delta", of_precond_delta, squash=1.75, epsilon=0.01),
-  _case("precond_delta-channel", _OF_CHANNELS, scale=0.7),
-  _case("titans", of_titans, minibatch_size=SIZE, scale=0.7),
-  _case("ttt_linear", of_ttt_linear, **_NORM),
-  _case("mlstm", of_mlstm, scale=0.7, epsilon=0.1),
-  _case("mamba", of_mamba, scale=0.3),
-  _case("rg_lru", of_rg_lru, scale=0.3),
+  _case("mesa", mesa_arrays, scale=0.7),
+  _case("gka", gka_arrays, scale=0.7, ridge_ratio=0.05),
+  _case("gsa", gsa_arrays, scale=0.7),
+  _case("log_linear", log_linear_arrays, scale=0.7),
+  _case("momentum_delta", momentum_delta_arrays, scale=0.7),
+  _case("precond_delta", precond_delta_arrays, squash=1.75, epsilon=0.01),
+  _case("precond_delta-channel", _CHANNEL_DECAYS, scale=0.7),
+  _case("titans", titans_arrays, minibatch_size=SIZE, scale=0.7),
+  _case("ttt_linear", ttt_linear_arrays, **_NORM),
+  _case("mlstm", mlstm_arrays, scale=0.7, epsilon=0.1),
+  _case("mamba", mamba_arrays, scale=0.3),
+  _case("rg_lru", rg_lru_arrays, scale=0.3),
 ]
 CASES = {case.name: case for case in (*RULES, *OTHERS)}
 
 
 def options(length):
-  """A key mask, and segments of random lengths."""
+  """Draws a key mask and segments of random lengths."""
   rng = np.random.default_rng(1)
   return {
     "mask": rng.random((BATCH, 1, 1, length)) < 0.8,
@@ -337,69 +341,75 @@ def options(length):
   }
 
 
-def trivial(length):
-  """Options that hide nothing, for the program that takes some."""
-  chosen = options(length)
-  ids = np.zeros_like(chosen["segment_ids"])
-  return {"mask": np.ones_like(chosen["mask"]), "segment_ids": ids}
+def options_without_effect(length):
+  """Returns a full mask and one segment, for programs with these arguments."""
+  drawn = options(length)
+  ids = np.zeros_like(drawn["segment_ids"])
+  return {"mask": np.ones_like(drawn["mask"]), "segment_ids": ids}
 
 
-def compiled(function, **options):
-  """The result and the state, as a program of the arrays that it is given."""
+def jit_with_state(function, **options):
+  """Returns a compiled function of a dict of arrays that also returns the state."""
   return jax.jit(lambda given: function(**given, **options, return_state=True))
 
 
-def is_along(x, length):
-  """Whether an argument is an array of positions."""
+def has_positions(x, length):
+  """Returns whether an argument is an array with a position axis."""
   return isinstance(x, np.ndarray) and x.shape[:2] == (BATCH, length)
 
 
-def assert_values(found, expected, tolerance):
-  """Arrays are alike, each by its largest number or 1."""
-  for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-    bound = tolerance * max(1.0, np.abs(other).max())
-    np.testing.assert_allclose(one, other, atol=bound, rtol=tolerance)
+def assert_values(results, expected, tolerance):
+  """Asserts that arrays agree, relative to their largest value or 1."""
+  for x, y in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
+    bound = tolerance * max(1.0, np.abs(y).max())
+    np.testing.assert_allclose(x, y, atol=bound, rtol=tolerance)
 
 
-def assert_goes_on(case, length):
-  """A call of half the positions, and one that goes on from it, are the whole."""
-  given, run = case.given(2 * length), compiled(case.function)
+def assert_continues(case, length):
+  """Asserts that two calls, the second with the state of the first, equal one."""
+  given, run = case.given(2 * length), jit_with_state(case.function)
   first, second = (
-    {n: x[:, part] if is_along(x, 2 * length) else x for n, x in given.items()}
-    for part in (slice(length), slice(length, None))
+    {
+      n: x[:, half] if has_positions(x, 2 * length) else x
+      for n, x in given.items()
+    }
+    for half in (slice(length), slice(length, None))
   )
   out, state = run(first)
   assert out.dtype == jax.tree.leaves(state)[0].dtype == jnp.float32
-  rest, last = run(second | {"initial_state": state})
-  joined = np.concatenate([out, rest], axis=1)
+  second_out, state = run(second | {"initial_state": state})
+  out = np.concatenate([out, second_out], axis=1)
   expected = case.definition(**given, return_state=True)
-  assert_values((joined, last), expected, 1e-5)
+  assert_values((out, state), expected, 1e-5)
 
 
 def assert_gradients(case, given, more, tolerance=2e-5, where=("cpu", "gpu")):
-  """Values, states and all gradients; what masked positions hold is not read."""
+  """Asserts values, states and gradients, with NaN at masked positions."""
   length = more["mask"].shape[3]
-  spoiled = jax.tree.map(np.array, given)
-  for name, x in spoiled.items():
-    if is_along(x, length) and name != "query":
+  with_nan = jax.tree.map(np.array, given)
+  for name, x in with_nan.items():
+    if has_positions(x, length) and name != "query":
       x[~more["mask"][:, 0, 0]] = np.nan
   call = {**more, "return_state": True}
   calls.assert_defined(
     lambda given: case.function(**given, **call),
     lambda given: case.definition(**given, **call),
     given,
-    spoiled=spoiled,
+    spoiled=with_nan,
     where=where,
     tolerance=tolerance,
   )
 
 
 def assert_finite(case, given, tolerance=2e-5):
-  """Values and states are the definition's, and gradients are finite."""
-  call = {**trivial(given["value"].shape[1]), "return_state": True}
-  found, (gradients,) = calls.pulled(
+  """Asserts the values and states of the definition, and finite gradients."""
+  call = {
+    **options_without_effect(given["value"].shape[1]),
+    "return_state": True,
+  }
+  results, (gradients,) = calls.pulled(
     lambda given: case.function(**given, **call), given
   )
-  assert_values(found, case.definition(**given, return_state=True), tolerance)
+  assert_values(results, case.definition(**given, return_state=True), tolerance)
   for x in jax.tree.leaves(gradients):
     assert x.dtype == jax.dtypes.float0 or np.isfinite(x).all()

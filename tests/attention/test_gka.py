@@ -17,7 +17,7 @@ from tests.attention.state_cases import DIM, HEADS, KV_HEADS
 
 def test_an_empty_state_reads_0():
   """With finite gradients, ahead of the first key and of its segment."""
-  arrays = cases.of_gka(9)
+  arrays = cases.gka_arrays(9)
   del arrays["initial_state"]
   arrays["key"][:, :2] = 0.0
   found, pullback = jax.vjp(lambda x: gka_attention(**x), arrays)
@@ -29,7 +29,7 @@ def test_an_empty_state_reads_0():
 
 def test_the_error_falls_as_chebyshevs_bound():
   """2 ((√c − 1)/(√c + 1))^I of the largest x; a few keys come near to it."""
-  arrays = cases.of_gka(120)
+  arrays = cases.gka_arrays(120)
   del arrays["initial_state"]
   arrays["key"] = arrays["key"][:, :1].repeat(120, axis=1)
   arrays["alpha"][:] = 1.0
@@ -46,7 +46,7 @@ def test_the_error_falls_as_chebyshevs_bound():
 
 
 def test_without_alpha_it_is_gated_linear_attention():
-  arrays = cases.of_gka(70)
+  arrays = cases.gka_arrays(70)
   names = "query", "key", "value", "beta", "log_decay"
   query, key, value, beta, decay = (arrays[name] for name in names)
   arrays |= {"alpha": np.zeros_like(beta), "initial_state": None}
@@ -57,7 +57,7 @@ def test_without_alpha_it_is_gated_linear_attention():
 
 def test_with_alpha_it_is_mesa_of_its_lambda():
   """One key: ‖S_kk‖ is the sum of weights of its squares, by hand."""
-  arrays = cases.of_gka(30)
+  arrays = cases.gka_arrays(30)
   arrays["key"] = np.zeros_like(arrays["key"])
   arrays["key"][..., 1] = 0.5
   arrays["log_decay"][:], arrays["beta"][:] = 0.0, 0.8

@@ -10,7 +10,7 @@ from tests.attention.state_cases import BATCH, DIM, HEADS, KV_HEADS
 
 def test_a_slot_for_each_position_is_softmax_attention():
   """Position t writes slot t alone, so the slots are the keys and the values."""
-  arrays, length = cases.of_gsa(12), 12
+  arrays, length = cases.gsa_arrays(12), 12
   qkv = [arrays[name] for name in ("query", "key", "value")]
   shape = BATCH, length, HEADS, length
   slots = np.broadcast_to(np.eye(length)[None, :, None], shape)

@@ -4,12 +4,12 @@ import numpy as np
 
 from attention import mlstm_attention
 from attention.testing import assert_close
-from tests.attention.state_cases import of_mlstm
+from tests.attention.state_cases import mlstm_arrays
 
 
 def test_an_input_gate_beyond_float32_overflows_nothing():
   """Equal gates of e^500 weigh as equal gates of e^20."""
-  arrays = of_mlstm(9)
+  arrays = mlstm_arrays(9)
   del arrays["initial_state"]
   arrays["log_decay"] *= 0.0
   outs = []

@@ -16,7 +16,7 @@ from tests.attention.state_cases import DIM
 
 
 def test_without_momentum_it_is_the_gated_delta_rule():
-  arrays = cases.of_momentum_delta(70)
+  arrays = cases.momentum_delta_arrays(70)
   qkv = [arrays[name] for name in ("query", "key", "value")]
   expected = delta_rule_attention(
     *qkv,

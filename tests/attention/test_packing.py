@@ -54,7 +54,7 @@ def alone(definition, given, ids, keep):
     if not len(own):
       continue
     part = {
-      n: x[b : b + 1, own] if cases.is_along(x, LENGTH) else x
+      n: x[b : b + 1, own] if cases.has_positions(x, LENGTH) else x
       for n, x in given.items()
     }
     part["initial_state"] = jax.tree.map(
@@ -145,7 +145,7 @@ def test_positions_of_no_segment_are_hidden(rule):
   keep[..., 20:30], keep[..., -7:] = False, False
   outside = ids.copy()
   outside[:, 20:30], outside[:, -7:] = -1, SEGMENTS
-  run = cases.compiled(case.function, num_segments=SEGMENTS)
+  run = cases.jit_with_state(case.function, num_segments=SEGMENTS)
   hidden = run(given | {"segment_ids": outside})
   masked = run(given | {"segment_ids": ids, "mask": keep})
   cases.assert_values(hidden, masked, 1e-6)

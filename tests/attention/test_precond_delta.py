@@ -6,7 +6,7 @@ from tests.attention import state_cases as cases
 
 
 def test_a_squash_of_1_is_the_gated_delta_rule():
-  arrays = cases.of_precond_delta(70)
+  arrays = cases.precond_delta_arrays(70)
   qkv = [arrays[name] for name in ("query", "key", "value")]
   gates = {name: arrays[name] for name in ("beta", "log_decay")}
   expected = delta_rule_attention(*qkv, **gates)

@@ -50,7 +50,7 @@ def of(names):
 )
 def test_values_and_states(case, length):
   """Of a call, and of one that goes on from it."""
-  state_cases.assert_goes_on(case, length)
+  state_cases.assert_continues(case, length)
 
 
 @of(CASES)
@@ -74,7 +74,9 @@ def test_gradients_of_strong_decays(case):
   """
   given = case.given(150)
   given["log_decay"][:] = -10.0
-  state_cases.assert_gradients(case, given, state_cases.trivial(150))
+  state_cases.assert_gradients(
+    case, given, state_cases.options_without_effect(150)
+  )
 
 
 @of([*STRONG, "product-head", "titans"])
@@ -99,7 +101,7 @@ def test_bfloat16_is_computed_in_float32(case):
   given = case.given(70)
   state = given.pop("initial_state")
   half = {name: x.astype(jnp.bfloat16) for name, x in given.items()}
-  run = state_cases.compiled(case.function)
+  run = state_cases.jit_with_state(case.function)
   found, last = run(half | {"initial_state": state})
   assert found.dtype == jnp.bfloat16
   assert jax.tree.leaves(last)[0].dtype == jnp.float32
@@ -112,7 +114,7 @@ def test_bfloat16_is_computed_in_float32(case):
 def test_chunks_give_what_positions_do(case):
   """A CPU takes a call that is not differentiated position by position."""
   given = case.given(150) | state_cases.options(150)
-  run = state_cases.compiled(case.function)
+  run = state_cases.jit_with_state(case.function)
   rest = {name: given.pop(name) for name in ("mask", "segment_ids")}
   call = jax.jit(lambda x: run(x | rest))
   in_chunks = jax.jit(lambda x: jax.vjp(call, x)[0])
@@ -179,14 +181,14 @@ def test_known_special_cases():
   given["log_decay"][:] = 0.0
   zero = np.zeros_like(given["initial_state"])
   beta = given.pop("beta")
-  run = state_cases.compiled(gated_linear_attention)
+  run = state_cases.jit_with_state(gated_linear_attention)
   found, _ = run(given | {"initial_state": zero})
   key, value = (np.repeat(given[n], 2, axis=2) for n in ("key", "value"))
   scores = np.einsum("btnh,bsnh->bnts", given["query"], key) * DIM**-0.5
   expected = np.einsum("bnts,bsnv->btnv", np.tril(scores), value)
   np.testing.assert_allclose(found, expected, atol=1e-5)
   given.pop("log_decay")
-  _, state = state_cases.compiled(delta_rule_attention)(
+  _, state = state_cases.jit_with_state(delta_rule_attention)(
     given | {"beta": 0 * beta}
   )
   np.testing.assert_array_equal(state, given["initial_state"])

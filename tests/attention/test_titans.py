@@ -18,10 +18,10 @@ from tests.attention.state_cases import HEADS, KV_HEADS
 
 @pytest.mark.parametrize("size", [1, 64, 100])
 def test_mini_batches_of_one_position_and_longer_than_a_chunk(size):
-  arrays, more = cases.of_titans(150), cases.options(150)
+  arrays, more = cases.titans_arrays(150), cases.options(150)
   del arrays["initial_state"]
   arrays |= more
-  run = cases.compiled(titans_attention, minibatch_size=size)
+  run = cases.jit_with_state(titans_attention, minibatch_size=size)
   call = {"minibatch_size": size, "return_state": True}
   expected = definitions.titans_attention(**arrays, **call)
   found = run(arrays)
@@ -30,7 +30,7 @@ def test_mini_batches_of_one_position_and_longer_than_a_chunk(size):
 
 def test_without_momentum_it_is_the_gated_delta_rule():
   """With mini-batches of one position: β = 2θ, and the value is read undecayed."""
-  arrays = cases.of_titans(150)
+  arrays = cases.titans_arrays(150)
   del arrays["initial_state"]
   arrays["log_momentum"] = np.full_like(arrays["log_momentum"], -1e4)
   found = titans_attention(**arrays, minibatch_size=1)

@@ -14,7 +14,7 @@ def test_without_a_state_mini_batches_are_aligned(length):
   """Neither mask nor segments nor a state: the other form of a step."""
   arrays = CASE.given(length)
   del arrays["initial_state"]
-  found = cases.compiled(CASE.function)(arrays)
+  found = cases.jit_with_state(CASE.function)(arrays)
   expected = CASE.definition(**arrays, return_state=True)
   cases.assert_values(found, expected, 5e-6)
 

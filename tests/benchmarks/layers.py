@@ -1,4 +1,4 @@
-"""What one more layer keeps, by programs compiled for an H100.
+"""Measures the temporaries of a further layer in programs for an H100.
 
     .venv-devices/bin/python -m tests.benchmarks.layers flash retention
 
@@ -21,7 +21,7 @@ LENGTH = 8192
 
 
 def temporaries(name, num_layers, where):
-  """Bytes of the gradient of so many layers."""
+  """Returns the bytes of temporaries of the gradient of `num_layers` layers."""
   parts = programs.programs([name], SIZE, LENGTH)
   forward = [x for x in parts if x.part == programs.FORWARD][-1]
   params, query, key, _, constants = forward.arguments

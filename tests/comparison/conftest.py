@@ -1,4 +1,4 @@
-"""Stand-ins for what trains and measures: no process, no model, the same files."""
+"""Fakes of training and measurement that write the same files."""
 
 import json
 import time
@@ -12,23 +12,23 @@ from settings.errors import ConfigError, one_line
 
 @pytest.fixture
 def folder(tmp_path):
-  """An empty folder of a comparison."""
+  """Returns an empty folder for a comparison."""
   folder = tmp_path / "comparison"
   folder.mkdir()
   return folder
 
 
 class Trainer:
-  """Trains by a formula, in this process.
+  """Computes the results of training by formulas, in this process.
 
   Attributes:
     loss: (run, step) -> loss on the first held-out split; may raise.
-    metrics: (run, step) -> other metrics there.
-    end: run -> step at which `patience` ends it; None where it does not.
-    calls: (run, where it was to stop), as they came.
-    measured: identities, as they came.
-    processes: numbers of runs of each process that measures, as they came.
-    code: exit code of each process that has done all.
+    metrics: (run, step) -> other metrics of this split.
+    end: run -> step at which `patience` ends it, or None.
+    calls: (run, `stop_at`) of each training, in order.
+    measured: identities of measured runs, in order.
+    processes: numbers of runs of each measuring process, in order.
+    code: exit code of each process that finishes.
   """
 
   def __init__(self, monkeypatch):
@@ -37,7 +37,7 @@ class Trainer:
     self.end = lambda run: None
     self.calls, self.measured, self.processes, self.code = [], [], [], 0
     monkeypatch.setattr(process, "run", self.process)
-    monkeypatch.setattr(train_run, "command", lambda *asked: asked)
+    monkeypatch.setattr(train_run, "command", lambda *arguments: arguments)
     monkeypatch.setattr(measurements, "measure_trained", self.measure)
     monkeypatch.setattr(
       measurements,
@@ -46,7 +46,7 @@ class Trainer:
     )
 
   def process(self, command, request=None, watch=None):
-    """`process.run`, what goes through a pipe included."""
+    """Replaces `process.run`; requests are converted to JSON and back."""
     code, error, start = self.code, "", time.monotonic()
     if request is not None:
       request = json.loads(json.dumps(request))
@@ -65,7 +65,7 @@ class Trainer:
     return process.ProcessResult(code, error, used | {"peak_bytes": 2e6}, None)
 
   def train(self, run, home, stop_at):
-    """`train.py`: one line for each of two held-out splits at the end."""
+    """Replaces `train.py`; writes one line per held-out split."""
     self.calls.append((run, stop_at))
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.json").write_text('{"device": "1 × cpu"}')
@@ -83,7 +83,7 @@ class Trainer:
         file.write(json.dumps(line) + "\n")
 
   def measure(self, home, *, with_map, shape):
-    """`measurements.measure_trained`."""
+    """Replaces `measurements.measure_trained`."""
     self.measured.append(home.name)
     return {
       "step_seconds": 0.5,
@@ -95,5 +95,5 @@ class Trainer:
 
 @pytest.fixture
 def trainer(monkeypatch):
-  """A `Trainer` in place of processes."""
+  """Replaces processes by a `Trainer`."""
   return Trainer(monkeypatch)

@@ -1,8 +1,8 @@
-"""How often a report claims a difference where all rows are equal, by simulation.
+"""Simulates how often a report claims a difference between equal rows.
 
     python -m tests.comparison.error_rates
 
-prints the tables of docs/comparing.md; it takes half an hour.
+It prints the tables of docs/comparing.md in half an hour.
 """
 
 import functools
@@ -17,25 +17,25 @@ THRESHOLD = 0.95
 
 
 def means(generator, rows, seeds):
-  """Normal values, with an effect of the seed that is three times as large."""
+  """Draws normal values, with a three times as large effect of the seed."""
   values = generator.normal(size=(rows, seeds))
   return values + 3 * generator.normal(size=seeds)
 
 
 def counts(generator, rows, seeds):
-  """Half of the runs solve the task, the others are at chance."""
+  """Draws accuracies of runs, half of which solve the task; others are at chance."""
   return np.where(generator.random((rows, seeds)) < 0.5, 1.0, 0.1)
 
 
 def mixed(generator, rows, seeds):
-  """Half of the runs solve the task, the others have any accuracy; 10 % diverge."""
+  """Draws accuracies: half solve the task, others are uniform, 10 % diverge."""
   kinds = generator.random((rows, seeds))
   values = np.where(kinds < 0.5, 1.0, generator.random((rows, seeds)))
   return np.where(kinds > 0.9, 0.0, values)
 
 
 def diverged(generator, rows, seeds):
-  """Normal values; 10 % of the runs diverge, and are the worst of the table."""
+  """Draws normal values, 10 % of which diverge and get the worst value."""
   values = generator.normal(size=(rows, seeds))
   is_diverged = generator.random((rows, seeds)) < 0.1
   return np.where(is_diverged, values.min(), values)
@@ -45,9 +45,9 @@ KINDS = {"means": means, "diverged": diverged, "counts": counts, "mixed": mixed}
 
 
 def p_values(values, threshold=None, is_declared=False):
-  """p against the first row of the report, of values [R, S].
+  """Computes p-values of values [R, S] against the best row.
 
-  With `is_declared`, against the first row of `values`.
+  With `is_declared`, the reference is the first row of `values`.
   """
   if threshold is None:
     order = np.argsort(-values.mean(axis=1))
@@ -62,23 +62,23 @@ def p_values(values, threshold=None, is_declared=False):
 
 
 def share_found(draw, rows, seeds, tables, *, above=0.0, **options):
-  """Shares of tables with a difference, and of the differences that are found.
+  """Returns the share of tables with a difference, and of differences found.
 
   The first row is better by `above`.
   """
   generator = np.random.default_rng(0)
-  told, found = 0, 0.0
+  claims, power = 0, 0.0
   for _ in range(tables):
     values = draw(generator, rows, seeds)
     values[0] += above
     p = p_values(values, **options)[1:]
-    told += bool((p < summary_lib.DIFFERENT).any())
-    found += (p < summary_lib.DIFFERENT).mean()
-  return told / tables, found / tables
+    claims += bool((p < summary_lib.DIFFERENT).any())
+    power += (p < summary_lib.DIFFERENT).mean()
+  return claims / tables, power / tables
 
 
 def rate(kind, rows, seeds, tables, **options):
-  """The share of tables of equal rows in which at least one is told apart."""
+  """Returns the share of tables of equal rows with a claimed difference."""
   threshold = {"means": None, "diverged": np.inf}.get(kind, THRESHOLD)
   draw = KINDS[kind]
   return share_found(draw, rows, seeds, tables, threshold=threshold, **options)[
@@ -87,9 +87,9 @@ def rate(kind, rows, seeds, tables, **options):
 
 
 class _Quick:
-  """The studentized range, which SciPy integrates anew for every value.
+  """Caches quantiles of the studentized range, which SciPy integrates for each value.
 
-  It is asked whether p is below 5 %, for which one quantile is enough.
+  A test of p < 5 % needs only one quantile.
   """
 
   exact = statistics.stats.studentized_range

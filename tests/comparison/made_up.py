@@ -1,4 +1,4 @@
-"""A comparison that nobody ran: three mechanisms, two seeds, a grid."""
+"""Records of an invented comparison: three mechanisms, two seeds, a grid."""
 
 import itertools
 import json
@@ -12,10 +12,10 @@ NOT_DECODED = "linear & others <cannot> decode"
 
 
 def records(*, with_seconds=True):
-  """Eight runs of dense and linear, one that failed, one that cannot be.
+  """Returns eight runs of dense and linear, a failed run and an impossible one.
 
-  The higher learning rate is better for dense and worse for linear. History has
-  no seconds where `with_seconds` is False.
+  The higher learning rate is better for dense and worse for linear. The history
+  has no seconds if `with_seconds` is False.
   """
   found = []
   for attention in QUALITY:
@@ -35,7 +35,7 @@ def records(*, with_seconds=True):
 
 
 def scaling():
-  """Two mechanisms, forward and a step of decoding; one had no time left."""
+  """Returns times of two mechanisms, forward and decoding; one was not run."""
   rows = [
     {
       "mechanism": mechanism,
@@ -160,9 +160,9 @@ WIDTH, CONVOLUTION = "model.features", "model.short_convolution"
 
 
 def across():
-  """Recall with three widths, with and without convolutions, a grid, lengths.
+  """Returns runs of recall over widths, convolutions, a grid and lengths.
 
-  Dense attention keeps more of a longer sequence, linear attention a state. The
+  The cache of dense attention grows with the length, the state of linear does not. The
   mechanism 'lsh' cannot run. The higher learning rate is better at width 64 and
   worse elsewhere.
   """

@@ -1,4 +1,4 @@
-"""Small comparisons."""
+"""Configs of small comparisons."""
 
 from comparison import config as config_lib
 from configs.compare import copy
@@ -13,16 +13,16 @@ SMALL = {
 
 def comparison(**changes):
   mapping = copy.get_config().to_dict()
-  for leaf, value in {**SMALL, **changes}.items():
-    section, _, name = leaf.rpartition(".")
+  for field, value in {**SMALL, **changes}.items():
+    section, _, name = field.rpartition(".")
     (mapping[section] if section else mapping)[name] = value
   return config_lib.parse(mapping)
 
 
 def budgeted(**changes):
-  """One whose runs have a budget in place of a number of steps."""
+  """Returns a comparison whose runs have a budget instead of a number of steps."""
   mapping = copy.get_config().to_dict()
-  for leaf in ("num_steps", "eval_every"):
-    del mapping[leaf]
+  for field in ("num_steps", "eval_every"):
+    del mapping[field]
   model = {"num_layers": 1, "features": 16, "mlp_features": 32}
   return config_lib.parse({**mapping, "model": model, **changes})

@@ -125,7 +125,7 @@ def test_a_table_of_the_page_is_that_of_the_records():
   begin = text.index("<!-- lengths:")
   end = text.index("<!-- end -->", begin)
   table = text[begin : end + len("<!-- end -->")]
-  assert results.remade(table, _APPENDIX.parent) == table, (
+  assert results.regenerate(table, _APPENDIX.parent) == table, (
     f"{_APPENDIX.name}: run `python -m docs.results docs/{_APPENDIX.name}`"
   )
 
@@ -134,7 +134,7 @@ def test_a_table_of_the_page_is_that_of_the_records():
 @pytest.mark.parametrize("page", [_PAGE, _APPENDIX], ids=["page", "appendix"])
 def test_all_tables_of_a_page_are_those_of_the_records(page):
   text = page.read_text("utf-8")
-  assert results.remade(text, page.parent) == text
+  assert results.regenerate(text, page.parent) == text
 
 
 def test_cells_by_other_code():

@@ -1,4 +1,4 @@
-"""Makes vectors of feed-forward layers with experts by transformers.
+"""Writes vectors of transformers' feed-forward layers with experts.
 
     pip install torch==2.13.0 transformers==5.24.0
     python tests/models/make_experts.py

@@ -41,7 +41,7 @@ attention_maps = jax.jit(models.attention_maps, static_argnums=0)
 
 @functools.partial(jax.jit, static_argnums=0)
 def gradients(model, variables, batch):
-  """Of the mean of squared logits, for every parameter."""
+  """Returns gradients of the mean squared logit by every parameter."""
 
   def loss(params):
     logits = models.forward(model, {**variables, "params": params}, batch)
@@ -51,7 +51,7 @@ def gradients(model, variables, batch):
 
 
 def calls(model, variables, batch):
-  """(place, record, query, key, value, options) of each attention, traced."""
+  """Traces (place, record, query, key, value, options) of each attention call."""
   found = []
 
   def replacement(place, record, own, query, key, value, **options):
@@ -68,7 +68,7 @@ def calls(model, variables, batch):
 
 
 def dropouts(model, variables, batch):
-  """Module -> how often it drops something in a training step, traced."""
+  """Traces a training step; returns module -> number of active dropouts."""
   found = collections.Counter()
 
   def count(function, args, kwargs, context):
@@ -94,7 +94,7 @@ def attention(name):
 
 
 def names(*capabilities):
-  """The mechanisms that support all of `capabilities`."""
+  """Returns the mechanisms that support all of `capabilities`."""
   return [
     name
     for name in ATTENTIONS
@@ -121,7 +121,7 @@ def create(kind="encoder_decoder", *, shared_vocabulary=True, **changes):
 
 
 def of_config(config, **sizes):
-  """A model of a task that has these sizes, and by default few targets."""
+  """Creates a model for a task of these sizes, by default with few targets."""
   none = dict.fromkeys(("source_vocab_size", "max_source_length"))
   few = {"target_vocab_size": VOCAB_SIZE, "max_target_length": 1}
   return models.create(config, **none | few | sizes)
@@ -161,7 +161,7 @@ def variables_of(model, batch):
 
 
 def batch(seed=0, batch_size=3, source_length=6, length=8):
-  """Random ids from 3 on; sources of unequal length, padded with 0."""
+  """Draws random ids from 3 on, with padded sources of unequal length."""
   rng = np.random.default_rng(seed)
   source = rng.integers(3, VOCAB_SIZE, (batch_size, source_length))
   for row in range(batch_size):

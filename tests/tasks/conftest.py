@@ -1,4 +1,4 @@
-"""Prepared data of the tests go to a folder of their own, made once."""
+"""Stores prepared data of the tests in a separate folder."""
 
 from tests.tasks.folders import (  # noqa: F401 - fixtures
   _cache,

@@ -1,4 +1,4 @@
-"""Fixtures: prepared data of the tests go to a folder of their own, made once."""
+"""Fixtures of texts, and a separate cache for prepared data."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def empty_cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def path(tmp_path):
-  """A small text."""
+  """Writes a small text."""
   file = tmp_path / "text.txt"
   file.write_text(TEXT, encoding="utf-8")
   return file
@@ -33,7 +33,7 @@ def path(tmp_path):
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-  """The same, which no test changes."""
+  """Writes the same text for all tests, which must not change it."""
   file = tmp_path_factory.mktemp("texts") / "text.txt"
   file.write_text(TEXT, encoding="utf-8")
   return file
@@ -41,7 +41,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path):
-  """Sentences of 1 to 40 words, some of them longer than a limit of 24."""
+  """Writes sentences of 1 to 40 words, some longer than a limit of 24."""
   folder = tmp_path / "data"
   folder.mkdir()
   rng = np.random.default_rng(0)

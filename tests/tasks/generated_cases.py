@@ -1,4 +1,4 @@
-"""Makes any task; one small config of every generated one, for tests of all."""
+"""Makes tasks, and has a small config of every generated task."""
 
 import functools
 
@@ -32,7 +32,7 @@ _OF_RUN = {"batch_size": 16, "seed": 0, "workdir": None, "restore": False}
 
 
 def make(name, kind=None, /, **fields):
-  """The task of a name, for a kind of model."""
+  """Makes the task of a name for a kind of model."""
   of_run = {key: fields.pop(key, x) for key, x in _OF_RUN.items()}
   if name in CASES:
     served, defaults = CASES[name]
@@ -43,7 +43,7 @@ def make(name, kind=None, /, **fields):
 
 
 def assert_same(a, b):
-  """Two batches are equal."""
+  """Asserts that two batches are equal."""
   assert a.keys() == b.keys()
   for name in a:
     np.testing.assert_array_equal(a[name], b[name])
@@ -56,7 +56,7 @@ def joined(batches):
 
 
 def rows(task, batch):
-  """(what is read, {position: answer}) of every row, in symbols."""
+  """Yields (inputs, {position: answer}) of every row, in symbols."""
   read = batch["inputs" if "inputs" in batch else "source"]
   for ids, targets, weights in zip(
     read, batch["targets"], batch["weights"], strict=True
@@ -67,7 +67,7 @@ def rows(task, batch):
 
 
 def assert_refused(config_type, *cases):
-  """Every config is refused for the first of its leaves."""
+  """Asserts that the error of each config names its first field."""
   build_config = functools.partial(_build, config_type)
   refusals.assert_refused(build_config, *cases, prefix="task.")
 

@@ -1,4 +1,4 @@
-"""A small text, its task of any kind, and tokenizers of other projects."""
+"""A small text, its tasks, and tokenizer files of other projects."""
 
 import tokenizers
 from tokenizers.models import WordLevel
@@ -15,13 +15,13 @@ HELD_OUT = TEXT[int(0.9 * len(TEXT)) :]
 
 
 def make(path, kind, batch_size=4, **options):
-  """The task `text` on a file, with short pieces."""
+  """Makes the task `text` for a file, with a short context."""
   options = {"path": str(path), "context": 16} | options
   return generated_cases.make("text", kind, batch_size=batch_size, **options)
 
 
 def words_tokenizer(special, first=0):
-  """Content of a tokenizer.json that splits at spaces.
+  """Returns the content of a tokenizer.json that splits at spaces.
 
   Args:
     special: names of its special tokens; they come last.

@@ -1,4 +1,4 @@
-"""The loop, on a task and a model that do nothing but obey."""
+"""Runs the training loop on a fake task and a small model."""
 
 import dataclasses
 import types
@@ -14,12 +14,12 @@ from training.devices import parallel
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-  """Runs the loop on a fake task and returns its results; keeps the experiment."""
+  """Returns a function that runs the loop on a task and keeps the experiment."""
   monkeypatch.setattr(
     loop.attention_maps, "draw_attention", lambda *unused: None
   )
 
-  def run(task, stop_at=None, **leaves):
+  def run(task, stop_at=None, **fields):
     config = TrainConfig(
       **{
         "num_steps": 7,
@@ -28,7 +28,7 @@ def run(tmp_path, monkeypatch):
         "log_every": 2,
         "eval_every": 3,
         "checkpoint_every": 3,
-        **leaves,
+        **fields,
       }
     )
     typed = {

@@ -2,7 +2,7 @@
 
 
 def flip_a_byte(workdir, step):
-  """In the largest file of a step, which holds the data."""
+  """Flips a byte of the largest file of a step, which has the data."""
   files = (workdir / "checkpoints" / str(step)).rglob("*")
   largest = max(
     (f for f in files if f.is_file()), key=lambda f: f.stat().st_size

@@ -1,4 +1,4 @@
-"""Type and default of every config field, which nobody changes unnoticed.
+"""Records type and default of every config field, so that tests notice changes.
 
 python -m tests.training.defaults > tests/training/defaults.txt
 """

@@ -1,4 +1,4 @@
-"""A task that does nothing but obey, and what its runs leave."""
+"""A fake task, and readers of what its runs write."""
 
 import signal
 import types
@@ -56,7 +56,7 @@ class FakeTask:
 
 
 def newest(workdir, **options):
-  """Step of the newest checkpoint, and the digests of its leaves."""
+  """Returns the step and the digests of the newest checkpoint."""
   parts, state = make_parts(dropout=True, **options)
   checkpoints = Checkpoints(workdir, parts.config, read_only=True)
   state, _ = checkpoints.restore(state)
@@ -65,7 +65,7 @@ def newest(workdir, **options):
 
 
 def records(workdir):
-  """Lines of metrics.jsonl without what depends on the clock."""
+  """Returns the lines of metrics.jsonl without times."""
   clock = ("tokens_per_second", "seconds")
   return [
     {k: v for k, v in record.items() if k not in clock}
@@ -74,8 +74,8 @@ def records(workdir):
 
 
 def emptied(workdir, **options):
-  """What a run has left there, before it is taken away; `options` as of `newest`."""
-  left = newest(workdir, **options), records(workdir)
+  """Deletes a workdir and returns its checkpoint and metrics; see `newest`."""
+  contents = newest(workdir, **options), records(workdir)
   for path in sorted(workdir.rglob("*"), reverse=True):
     path.rmdir() if path.is_dir() else path.unlink()
-  return left
+  return contents

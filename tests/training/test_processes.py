@@ -180,7 +180,7 @@ def test_a_silent_process_is_named(tmp_path):
   thread.start()
   cluster.watch(
     [tmp_path / str(number) for number in range(4)],
-    own=0,
+    index=0,
     stop=stop,
     on_lost=found.append,
     every=0.02,

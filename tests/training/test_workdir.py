@@ -282,7 +282,9 @@ def test_a_folder_is_claimed_once(tmp_path):
   folder, name = tmp_path / "a", "what.json"
   for _ in range(2):
     ownership.claim(folder, name, {"seeds": (0, 1), "text": None})
-  with pytest.raises(ConfigError, match="another process began something else"):
+  with pytest.raises(
+    ConfigError, match="another process started something else"
+  ):
     ownership.claim(folder, name, {"seeds": (0, 2), "text": None})
   content = atomic.read_json(folder / name)
   assert content == {"seeds": [0, 1], "text": None}

@@ -1,4 +1,4 @@
-"""A tiny model and its batches, which any training code must work with."""
+"""A tiny model and its batches, for tests of training code."""
 
 import dataclasses
 import functools
@@ -21,19 +21,19 @@ CLASSES, LENGTH, ROWS = 7, 5, 16
 RECALL = tasks.TASKS["recall"]
 
 
-def config(kind, task, model=None, **leaves):
-  """The config of a run with a model of one layer, of width 16."""
+def config(kind, task, model=None, **fields):
+  """Returns the config of a run with a one-layer model of width 16."""
   small = {"num_layers": 1, "num_heads": 2, "features": 16, "mlp_features": 16}
   return experiment_config.parse(
     {
-      **{"num_steps": 1, "batch_size": 8, "task": task, **leaves},
+      **{"num_steps": 1, "batch_size": 8, "task": task, **fields},
       "model": {"kind": kind, **small, **(model or {})},
     }
   )
 
 
 def drawn(run):
-  """A state to begin with, drawn by NumPy: to compile `run.init` takes a second."""
+  """Draws an initial state with NumPy, which is faster than compiling `run.init`."""
   zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), run.shapes)
   peak = np.float32(run.config.train.optimizer.learning_rate)
   opt_state = zeros.opt_state._replace(hyperparams={"peak": peak})
@@ -53,7 +53,7 @@ def drawn(run):
 
 
 def forward(variables, batch, rng):
-  """Logits from embeddings of the inputs, with dropout where there is a key."""
+  """Computes logits from embeddings of the inputs, with dropout if a key is given."""
   hidden = variables["params"]["embedding"][batch["inputs"]]
   hidden = jnp.tanh(hidden @ variables["constants"]["mix"])
   if rng is not None and variables["constants"]["mix"].shape[0] % 2:
@@ -62,14 +62,14 @@ def forward(variables, batch, rng):
 
 
 def metric_sums(logits, batch):
-  """Token accuracy."""
+  """Computes the sums of the token accuracy."""
   right = jnp.argmax(logits, -1) == batch["targets"]
   weights = batch["weights"]
   return {"accuracy": jnp.stack([jnp.sum(right * weights), jnp.sum(weights)])}
 
 
 def make_batch(seed=0, rows=ROWS):
-  """Rows of uneven length; some have no target at all."""
+  """Draws rows of unequal length, some without targets."""
   rng = np.random.default_rng(seed)
   lengths = rng.integers(0, LENGTH + 1, rows)
   lengths[: rows // 4] = 0
@@ -88,63 +88,63 @@ class Model:
     self._forward, self._new, self._draw = forward, new, draw
 
   def arguments(self, batch):
-    """What `apply` takes of a batch."""
+    """Returns the arguments of `apply` for a batch."""
     return (batch,), {}
 
   def apply(self, variables, batch, *, deterministic, rngs=None, mutable=()):
-    """Logits, and with mutable collections these as well."""
+    """Returns logits and any mutable collections."""
     rng = None if deterministic or rngs is None else rngs["dropout"]
     logits = self._forward(variables, batch, rng)
     return (logits, self._new(variables)) if mutable else logits
 
   def example(self):
-    """Nothing, as `init` reads nothing."""
+    """Returns an empty batch, since `init` needs none."""
     return {}
 
   def init(self, key, batch):
-    """New constants."""
+    """Draws new constants."""
     return {"constants": self._draw(key)}
 
 
 class Programs(NamedTuple):
-  """Both steps on a mesh, of batches from anywhere."""
+  """The training and the evaluation step on a mesh."""
 
   mesh: jax.sharding.Mesh
   step: Any
   eval_step: Any
 
   def place(self, state):
-    """A copy of a state, to be donated."""
+    """Copies a state, so that it can be donated."""
     return parallel.place_state(self.mesh, state)
 
   def train(self, state, batch):
-    """A step, which deletes the state."""
+    """Runs a training step, which donates the state."""
     return self.step(state, parallel.place_batch(self.mesh, batch))
 
   def update(self, state, batch):
-    """A step of a copy of the state."""
+    """Runs a training step on a copy of the state."""
     return self.train(self.place(state), batch)
 
   def evaluate(self, variables, batch):
-    """Sums of a batch."""
+    """Returns the sums of a batch."""
     return self.eval_step(variables, parallel.place_batch(self.mesh, batch))
 
 
 class Parts(NamedTuple):
-  """What a step is made of."""
+  """The model, task and config of a step."""
 
   model: Any
   task: Any
   config: TrainConfig
 
   @classmethod
-  def of(cls, run, **leaves):
-    """Those of a run, with other leaves of its config."""
-    config = dataclasses.replace(run.config.train, **leaves)
+  def of(cls, run, **fields):
+    """Returns the parts of a run, with other config fields."""
+    config = dataclasses.replace(run.config.train, **fields)
     return cls(run.model, run.task, config)
 
   def on(self, count=1):
-    """Both steps on the first devices."""
+    """Compiles both steps for the first devices."""
     mesh = parallel.make_mesh(self.config, jax.devices()[:count])
     return Programs(
       mesh,
@@ -153,7 +153,7 @@ class Parts(NamedTuple):
     )
 
   def gradient(self, params, collections, batch):
-    """The mean gradient, compiled."""
+    """Computes the mean gradient in a compiled program."""
     gradient = functools.partial(
       step_lib.mean_gradient,
       step_lib.make_objective(*self, self.on().mesh),
@@ -162,7 +162,7 @@ class Parts(NamedTuple):
     return jax.jit(gradient)(params, collections, batch, jax.random.key(0))
 
   def with_optimizer(self, **options):
-    """The same with other options of the optimiser."""
+    """Returns the same parts with other optimiser options."""
     config = dataclasses.replace(self.config.optimizer, **options)
     return self._replace(
       config=dataclasses.replace(self.config, optimizer=config)
@@ -171,7 +171,7 @@ class Parts(NamedTuple):
 
 @functools.cache
 def make_parts(dropout=False, num_steps=10, kind="jit", **options):
-  """What a step is made of, and the state it starts from: for all tests the same."""
+  """Returns the parts of a step and its initial state, cached for all tests."""
   optimizer = OptimizerConfig(**options)
   config = TrainConfig(
     num_steps=num_steps,

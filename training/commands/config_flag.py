@@ -101,12 +101,12 @@ class _WithSections(flags.ArgumentParser):
     if not isinstance(config, ConfigDict):  # The file could not be read.
       return config
     for word in sys.argv[1:]:
-      if typed := _OVERRIDE.match(word):
-        _add_sections(config, typed[1], typed[2])
+      if override := _OVERRIDE.match(word):
+        _add_sections(config, override[1], override[2])
     return config
 
   def flag_type(self) -> str:
-    """The name of the type in --help."""
+    """Returns the name of the type in --help."""
     return self._parser.flag_type()
 
 

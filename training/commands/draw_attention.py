@@ -111,12 +111,12 @@ def _draw_file(
   if getattr(run.model, "input_file", None) != flag or not hasattr(
     run.task, "read"
   ):
-    read = {"image": "images", "audio": "recordings"}[flag]
-    raise ConfigError(f"--{flag}: this run reads no {read}; expected --text")
+    inputs = {"image": "images", "audio": "recordings"}[flag]
+    raise ConfigError(f"--{flag}: this run reads no {inputs}; expected --text")
   path = folder / "attention.png"
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    written = run.model.draw_input(path, run, variables, file, _QUERY.value)
+    output = run.model.draw_input(path, run, variables, file, _QUERY.value)
   except DataError as error:
     raise ConfigError(f"--{flag}: {error}") from error
   except ConfigError:
@@ -125,8 +125,8 @@ def _draw_file(
     raise ConfigError(f"--{error}") from error
   except OSError as error:
     raise ConfigError(f"--out: {error}") from error
-  if written is not None:
-    print(f"output: {written}")
+  if output is not None:
+    print(f"output: {output}")
   print(path)
 
 

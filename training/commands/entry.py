@@ -222,9 +222,9 @@ def _help(program: str) -> str:
   lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "Flags:"]
   # Absl stores the flags of the main module under its path. --config is not among them,
   # because ml_collections defines it.
-  own = flags.FLAGS.get_key_flags_for_module(program)
+  program_flags = flags.FLAGS.get_key_flags_for_module(program)
   config = [flags.FLAGS["config"]] if "config" in flags.FLAGS else []
-  for flag in config + own:
+  for flag in config + program_flags:
     text = flag.help or ""
     if flag.default is not None:
       text += " (default " + str(flag.default_as_str).strip("'") + ")"

@@ -103,7 +103,7 @@ def join(
 
 
 def _is_scheduled() -> bool:
-  """Whether a scheduler started several processes in a way that JAX knows."""
+  """Returns whether a scheduler started several processes in a way that JAX knows."""
   for name, is_several in _RECOGNISED:
     value = os.environ.get(name, "")
     # JAX reads only numbers.
@@ -120,7 +120,7 @@ def wait(name: str) -> None:
 
 
 def any_of(flag: bool) -> bool:
-  """Whether a flag is True in any process; all processes must call this function."""
+  """Returns whether a flag is True in any process; all processes must call it."""
   if jax.process_count() == 1:
     return flag
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
@@ -144,7 +144,7 @@ def total(numbers: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def heartbeat(folder: pathlib.Path) -> Iterator[None]:
-  """A context in which this process ends, with one line, if another process is lost.
+  """Ends this process with one line if another one is lost within the context.
 
   Each process counts in its own file in `folder`, which all processes can read.
   Processes that hang while their threads run are not detected.
@@ -154,8 +154,8 @@ def heartbeat(folder: pathlib.Path) -> Iterator[None]:
     return
   beats, count = folder / ".processes", jax.process_count()
   beats.mkdir(exist_ok=True)
-  files, own = [beats / str(i) for i in range(count)], jax.process_index()
-  _write(files[own], "0")
+  files, index = [beats / str(i) for i in range(count)], jax.process_index()
+  _write(files[index], "0")
   # Wait, so that no process reads a count of an earlier run.
   wait("heartbeat")
 
@@ -165,7 +165,7 @@ def heartbeat(folder: pathlib.Path) -> Iterator[None]:
 
   stop = threading.Event()
   thread = threading.Thread(
-    target=watch, args=(files, own, stop, on_lost), daemon=True
+    target=watch, args=(files, index, stop, on_lost), daemon=True
   )
   thread.start()
   try:
@@ -173,12 +173,12 @@ def heartbeat(folder: pathlib.Path) -> Iterator[None]:
   finally:
     stop.set()
     thread.join()
-    _write(files[own], _DONE)
+    _write(files[index], _DONE)
 
 
 def watch(
   files: Sequence[pathlib.Path],
-  own: int,
+  index: int,
   stop: threading.Event,
   on_lost: Callable[[int], None],
   every: float = _BEAT_SECONDS,
@@ -188,7 +188,7 @@ def watch(
 
   Args:
     files: one file per process.
-    own: the number of this process.
+    index: the number of this process.
     stop: the event that ends the loop.
     on_lost: called with the number of the lost process.
     every: seconds between two checks.
@@ -198,7 +198,7 @@ def watch(
   beat, last_check = 0, time.monotonic()
   while not stop.wait(every):
     beat, now = beat + 1, time.monotonic()
-    _write(files[own], str(beat))
+    _write(files[index], str(beat))
     if now - last_check > 2 * every:
       # This process was suspended, and so may have been the others.
       counts.clear()
@@ -207,7 +207,7 @@ def watch(
       text = ""
       with contextlib.suppress(OSError):
         text = file.read_text("utf-8")
-      if number == own or text == _DONE:
+      if number == index or text == _DONE:
         continue
       if number not in counts or text != counts[number][0]:
         counts[number] = text, now

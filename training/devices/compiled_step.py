@@ -75,12 +75,12 @@ def compile_step(
   step = make_step(run.model, run.task, train, mesh)
   batch: Any = run.task.train_batch(0)
   if target:
-    where = parallel.batch_shardings(mesh, batch)
-    batch = parallel.with_shardings(dict(batch), where)
+    shardings = parallel.batch_shardings(mesh, batch)
+    batch = parallel.with_shardings(dict(batch), shardings)
   else:
     batch = parallel.place_batch(mesh, batch)
-  where = parallel.shardings(mesh, run.shapes)
-  state = parallel.with_shardings(run.shapes, where)
+  shardings = parallel.shardings(mesh, run.shapes)
+  state = parallel.with_shardings(run.shapes, shardings)
   trees = {
     "parameters": state.params,
     "optimiser's state": state.opt_state,
@@ -142,7 +142,7 @@ def fits(step: Step, target: Target) -> str:
 
 
 def _bytes(tree: Any, local: bool = False) -> int:
-  """The bytes of the arrays or sharded shapes of a tree, in total or on one device."""
+  """Returns the bytes of arrays or sharded shapes, in total or on one device."""
   return sum(
     leaf.dtype.itemsize
     * math.prod(leaf.sharding.shard_shape(leaf.shape) if local else leaf.shape)

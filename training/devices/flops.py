@@ -101,12 +101,12 @@ class _Walk:
     self.uncounted: dict[str, None] = {}
 
   def count(self, inner: Any, known: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """The operations of a jaxpr, and its known results."""
+    """Returns the operations of a jaxpr, and its known results."""
     jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
     values = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
     values |= zip(jaxpr.invars, known, strict=True)
 
-    def read(x):
+    def value_of(x):
       if not isinstance(x, Literal):
         return values.get(x)
       aval: Any = x.aval
@@ -114,10 +114,10 @@ class _Walk:
 
     total = 0.0
     for eqn in jaxpr.eqns:
-      cost, results = self._equation(eqn, [read(x) for x in eqn.invars])
+      cost, results = self._equation(eqn, [value_of(x) for x in eqn.invars])
       total += cost
       values |= zip(eqn.outvars, results, strict=False)
-    return total, [read(x) for x in jaxpr.outvars]
+    return total, [value_of(x) for x in jaxpr.outvars]
 
   def _equation(self, eqn: JaxprEqn, known: list[Any]) -> tuple[Any, Any]:
     name, params = eqn.primitive.name, eqn.params
@@ -152,13 +152,13 @@ class _Walk:
     results = eqn.primitive.bind(*known, **params)
     return 0.0, results if eqn.primitive.multiple_results else [results]
 
-  def _report(self, eqn: JaxprEqn, what: str) -> None:
-    where = source_info_util.summarize(eqn.source_info) or "unknown source"
-    where = where.rpartition("/")[2]
-    self.uncounted[f"{eqn.primitive.name} at {where}: {what}"] = None
+  def _report(self, eqn: JaxprEqn, reason: str) -> None:
+    line = source_info_util.summarize(eqn.source_info) or "unknown source"
+    line = line.rpartition("/")[2]
+    self.uncounted[f"{eqn.primitive.name} at {line}: {reason}"] = None
 
   def _loop(self, eqn: JaxprEqn, known: list[Any]) -> Any:
-    """The operations of all iterations of a `while` or `scan`."""
+    """Returns the operations of all iterations of a `while` or `scan`."""
     params, is_scan = eqn.params, eqn.primitive.name == "scan"
     if is_scan:
       # Scanned inputs and stacked results are identified by their shapes, which works
@@ -216,7 +216,7 @@ def _longer(outside: Sequence[Any], inside: Sequence[Any]) -> int:
 
 
 def _cost(eqn: JaxprEqn) -> float | None:
-  """The operations of an equation without inner jaxpr; None if there is no rule."""
+  """Returns the operations of an equation without inner jaxpr; None without a rule."""
   name, params = eqn.primitive.name, eqn.params
   operands: list[Any] = [x.aval for x in eqn.invars]
   results: list[Any] = [x.aval for x in eqn.outvars]
@@ -258,7 +258,7 @@ def _is_float(aval: Any) -> bool:
 
 
 def _is_small(aval: Any) -> bool:
-  """Whether an array could be a loop bound: integers or booleans, at most a vector."""
+  """Returns whether an array could be a loop bound: a number or short vector."""
   dtype = getattr(aval, "dtype", None)
   if dtype is None or aval.ndim > 1 or aval.size > 2**16:
     return False
@@ -266,6 +266,6 @@ def _is_small(aval: Any) -> bool:
 
 
 def _constant(x: Any) -> Any:
-  """The array as a known value if it is small, else None."""
+  """Returns the array as a known value if it is small, else None."""
   is_known = not isinstance(x, jax.core.Tracer) and _is_small(jax.typeof(x))
   return x if is_known else None

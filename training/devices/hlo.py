@@ -43,7 +43,7 @@ _CONTINUED = re.compile(r'"async_collective_fusion_config":\{"flag_start":"\d')
 _LOOP = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONSTANT = re.compile(r"%?([\w.\-]+) = [su]32\[\]\S* constant\((\d+)\)")
-_BELOW = re.compile(
+_BOUND = re.compile(
   r"ROOT .* compare\(%?([\w.\-]+), %?([\w.\-]+)\), direction=LT"
 )
 _RESULTS = re.compile(r"ROOT .* tuple\((.*?)\)")
@@ -72,7 +72,7 @@ class Collective(NamedTuple):
 
 
 def bytes_sent(text: str) -> dict[str, float]:
-  """The bytes that each device sends in one call of a program, by kind."""
+  """Returns the bytes that each device sends in one call of a program, by kind."""
   total = collections.defaultdict(float)
   for operation in collectives(text):
     total[operation.kind] += operation.times * operation.size
@@ -82,7 +82,7 @@ def bytes_sent(text: str) -> dict[str, float]:
 def sent_along(
   text: str, sizes: Mapping[str, int]
 ) -> dict[tuple[str, str], tuple[int, float]]:
-  """The operations and bytes that each device sends, by axes of a mesh and by kind.
+  """Returns the operations and bytes that each device sends, by mesh axes and kind.
 
   Args:
     text: HLO text of a program.
@@ -106,7 +106,7 @@ def sent_along(
 def _crossed_axes(
   groups: Sequence[Sequence[int]], sizes: Mapping[str, int]
 ) -> list[str]:
-  """The axes along which the devices of a group differ."""
+  """Returns the axes along which the devices of a group differ."""
   shape = tuple(sizes.values())
   crossed = np.zeros(len(shape), bool)
   for group in groups:
@@ -118,14 +118,14 @@ def _crossed_axes(
 
 
 def trips(text: str) -> list[int]:
-  """The numbers of iterations of all loops of known length."""
+  """Returns the numbers of iterations of all loops of known length."""
   lines, _ = _computations(text)
   numbers = (_trips(x, lines) for body in lines.values() for x in body)
   return [x for x in numbers if x is not None]
 
 
 def counts(text: str) -> dict[str, int]:
-  """The numbers of slow operations of a program, by name; see `benchmarks.compiled`."""
+  """Returns the numbers of slow operations by name; see `benchmarks.compiled`."""
   lines = text.splitlines()
 
   def lines_with(operation):
@@ -150,13 +150,13 @@ def counts(text: str) -> dict[str, int]:
 
 
 def collectives(text: str) -> list[Collective]:
-  """The collective operations of one call of a program."""
+  """Returns the collective operations of one call of a program."""
   lines, entry = _computations(text)
   devices = max(map(int, _DEVICES.findall(text.partition("\n")[0])), default=1)
 
   @functools.cache
   def operations(name: str) -> list[Collective]:
-    """The collective operations of a computation."""
+    """Returns the collective operations of a computation."""
     results = []
     # The TPU compiler has no operation for reduce-scatter.
     is_scatter = name.startswith("all-reduce-scatter")
@@ -190,7 +190,7 @@ def collectives(text: str) -> list[Collective]:
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-  """The lines of each computation, and the name of the entry computation."""
+  """Returns the lines of each computation, and the name of the entry computation."""
   _, *parts = _HEAD.split(text)
   marks, names, bodies = parts[::3], parts[1::3], parts[2::3]
   lines = dict(zip(names, map(str.splitlines, bodies), strict=True))
@@ -198,7 +198,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _trips(line: str, lines: Mapping[str, Sequence[str]]) -> int | None:
-  """The number of iterations of a loop; None if it is unknown or the line is no loop.
+  """Returns the iterations of a loop; None if unknown or if the line is not a loop.
 
   The TPU compiler does not print it. Loops of JAX count from 0 up to a constant, as do
   those of XLA that interleave a product with communication, whose steps may be larger
@@ -210,19 +210,17 @@ def _trips(line: str, lines: Mapping[str, Sequence[str]]) -> int | None:
   if known := _TRIPS.search(line):
     return int(known[1])
   condition, body = ("\n".join(lines.get(x, ())) for x in loop.groups())
-  below, constants = (
-    _BELOW.search(condition),
-    dict(_CONSTANT.findall(condition)),
-  )
-  if below is None or below[2] not in constants:
+  bound = _BOUND.search(condition)
+  constants = dict(_CONSTANT.findall(condition))
+  if bound is None or bound[2] not in constants:
     return None
-  index = re.search(rf"%{re.escape(below[1])} = .*, index=(\d+)", condition)
+  index = re.search(rf"%{re.escape(bound[1])} = .*, index=(\d+)", condition)
   step = _step(body, int(index[1])) if index else 1
-  return -(-int(constants[below[2]]) // step)
+  return -(-int(constants[bound[2]]) // step)
 
 
 def _step(body: str, index: int) -> int:
-  """The step by which a loop increments element `index` of its carry."""
+  """Returns the step by which a loop increments element `index` of its carry."""
   if results := _RESULTS.search(body):
     names = re.findall(r"%([\w.\-]+)", results[1])
     added = re.search(
@@ -254,7 +252,7 @@ def _collective(operation: re.Match[str], devices: int) -> Collective:
 
 
 def _result(types: str, kind: str) -> str:
-  """The result type of an asynchronous operation, from the types of its start."""
+  """Returns the result type of an asynchronous operation from its start's types."""
   depth, elements = 0, [""]
   for character in types.removeprefix("("):
     depth += (character in "([{") - (character in ")]}")

@@ -39,12 +39,12 @@ def avoid_faulty_fusion() -> None:
 
 
 def flags() -> str:
-  """The XLA flags of this process, for the records of a run."""
+  """Returns the XLA flags of this process, for the records of a run."""
   return os.environ.get("XLA_FLAGS", "")
 
 
 def devices() -> str:
-  """The devices of JAX, for the records of a run: '1 × cpu'."""
+  """Returns the devices of JAX, for the records of a run: '1 × cpu'."""
   return f"{jax.device_count()} × {jax.devices()[0].device_kind}"
 
 

@@ -32,7 +32,7 @@ class Profile:
 
   @contextlib.contextmanager
   def step(self, number: int, state: object) -> Iterator[None]:
-    """A context for one step; it waits for `state`, the input of the step."""
+    """Returns a context for one step, which waits for `state`, the step's input."""
     if number not in self._steps:
       self.close(state)
       yield

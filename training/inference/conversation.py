@@ -85,13 +85,13 @@ class Conversation:
     room = task.max_target_length - prompt_length + 1
     length = room if self._max_length is None else self._max_length
     key = jax.random.fold_in(jax.random.key(self._seed), self._turn)
-    written: list[int] = []
-    while len(written) < length and not {*ends} & {*written}:
-      prompt = [*text, *written][-prompt_length:]
+    answer: list[int] = []
+    while len(answer) < length and not {*ends} & {*answer}:
+      prompt = [*text, *answer][-prompt_length:]
       if len(prompt) == prompt_length:
         prompt[: len(prefix)] = prefix
       try:
-        generated = self._experiment.generate(
+        output = self._experiment.generate(
           self._variables,
           {
             "prompt": generation.pad(
@@ -100,20 +100,20 @@ class Conversation:
             "prompt_length": np.array([len(prompt)], np.int32),
           },
           max_length=min(room, length),
-          rng=jax.random.fold_in(key, len(written)),
+          rng=jax.random.fold_in(key, len(answer)),
           **self._options,
         )
       except ValueError as error:  # The method does not support an option.
         raise ConfigError(str(error)) from error
-      written += np.asarray(generated.tokens)[0].tolist()
-    written = written[:length]
-    indices = (i for i, token in enumerate(written) if token in ends)
-    written = written[: next(indices, length)]
-    self._text = [*text, *written]
-    return task.decode(written)
+      answer += np.asarray(output.tokens)[0].tolist()
+    answer = answer[:length]
+    indices = (i for i, token in enumerate(answer) if token in ends)
+    answer = answer[: next(indices, length)]
+    self._text = [*text, *answer]
+    return task.decode(answer)
 
   def _line_end(self) -> list[int]:
-    """The ids of a line end; empty if the vocabulary has none."""
+    """Returns the ids of a line end; empty if the vocabulary has none."""
     task = self._experiment.task
     try:
       return task.encode("")[len(generation.prompt_prefix(task)) :]

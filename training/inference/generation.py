@@ -206,7 +206,7 @@ def unreadable(experiment: Experiment, lines: Sequence[str]) -> dict[int, str]:
 
 
 def _limit(experiment: Experiment) -> int | None:
-  """The largest number of tokens of a prompt; None if lines are sources."""
+  """Returns the largest number of tokens of a prompt; None if lines are sources."""
   is_decoder = experiment.config.model.layout == "decoder"
   return experiment.task.max_target_length if is_decoder else None
 
@@ -263,7 +263,7 @@ def _batches(
 
 
 def _prompts(prompts: np.ndarray, lengths: Sequence[int]) -> dict[str, Any]:
-  """The inputs of a decoder: `prompts` [B, P] and the length of each."""
+  """Returns the inputs of a decoder: `prompts` [B, P] and the length of each."""
   return {"prompt": prompts, "prompt_length": np.array(lengths, np.int32)}
 
 
@@ -293,27 +293,27 @@ def _generate_contexts(
       jax.random.fold_in(rng, index),
     )
     texts = np.concatenate([texts, np.asarray(tokens)], axis=1)
-    written = texts[:, start:]
-    has_ended = np.isin(written, eos_ids(task)).any(axis=1).all()
-    if has_ended or written.shape[1] >= max_length:
+    generated = texts[:, start:]
+    has_ended = np.isin(generated, eos_ids(task)).any(axis=1).all()
+    if has_ended or generated.shape[1] >= max_length:
       break
     prompts = texts[:, -(context // 2) :].copy()
     prompts[:, : len(prefix)] = prefix
-  return written[:, :max_length]
+  return generated[:, :max_length]
 
 
 def eos_ids(task: tasks.Task) -> tuple[int, ...]:
-  """The ids that end a text."""
+  """Returns the ids that end a text."""
   return getattr(task, "eos_ids", (task.eos_id,))
 
 
 def prompt_prefix(task: tasks.Task) -> tuple[int, ...]:
-  """The ids at the start of every prompt: BOS or none, depending on the vocabulary."""
+  """Returns the ids at the start of every prompt: BOS, or none without a BOS id."""
   return getattr(task, "prefix", ())
 
 
 def until_end(ids: list[int], task: tasks.Task) -> list[int]:
-  """The ids before the first end id that is not `eos_id`."""
+  """Returns the ids before the first end id that is not `eos_id`."""
   others = {*eos_ids(task)} - {task.eos_id}
   indices = (i for i, token in enumerate(ids) if token in others)
   return ids[: next(indices, len(ids))]

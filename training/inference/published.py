@@ -29,7 +29,7 @@ def from_experiment(run: Experiment, folder: Path) -> models.Pretrained:
 
 
 def from_run(folder: Path) -> models.Pretrained:
-  """Like `from_experiment`, but takes only the folder of the run.
+  """Converts a run like `from_experiment`, but takes only its folder.
 
   This may execute code: the config may name mechanisms by their import paths.
 
@@ -88,7 +88,7 @@ def open_weights(folder: Path) -> tuple[Experiment, Mapping[str, Any]]:
 def _other_eos_ids(
   folder: Path, config: Mapping[str, Any], eos_id: int
 ) -> list[int]:
-  """The end ids in `config.json` and `generation_config.json`, except for `eos_id`.
+  """Returns the end ids of `config.json` and `generation_config.json` besides `eos_id`.
 
   Raises:
     ConfigError: `eos_token_id` is not an id.

@@ -86,7 +86,7 @@ def draw_tokens(
   task: tasks.Task,
   batches: Iterable[Mapping[str, np.ndarray]],
 ) -> None:
-  """Like `draw_attention`, for a model of tokens of any kind.
+  """Draws a model of any tokens like `draw_attention`.
 
   For an encoder-decoder, it draws cross-attention, with target words as rows and source
   words as columns; for other models, self-attention. If the last layer is dense in a
@@ -96,10 +96,10 @@ def draw_tokens(
   maps = named_maps(model, variables, task, readable_example(batches))
   *_, last = maps.values()
   others = [x for x in maps.values() if x.mechanism != "dense"]
-  drawn = [last]
+  selected = [last]
   if others and last.mechanism == "dense":
-    drawn = [others[-1], last]
-  draw_maps(path, [x.cut() for x in drawn])
+    selected = [others[-1], last]
+  draw_maps(path, [x.cut() for x in selected])
 
 
 def named_maps(
@@ -193,13 +193,13 @@ def figure(maps: Sequence[AttentionMap]) -> Any:
   dpi = min(
     max(120, 1.25 * longest / _INCHES_UNLABELLED), _MAX_PIXELS / max(size)
   )
-  drawn = Figure(size, dpi, layout="constrained")
-  rows = drawn.subfigures(
+  panels = Figure(size, dpi, layout="constrained")
+  rows = panels.subfigures(
     len(maps), 1, squeeze=False, height_ratios=heights, hspace=0.05
   )
   for row, attention in zip(rows.flat, maps, strict=True):
     _draw_heads(row, attention, _grid(len(attention.weights)))
-  return drawn
+  return panels
 
 
 def overview(maps: Sequence[AttentionMap]) -> Any:
@@ -217,11 +217,11 @@ def overview(maps: Sequence[AttentionMap]) -> Any:
   columns = max(len(x.weights) for x in maps)
   side = min(2.0, (_CELL_INCHES - 1.2) / columns)
   size = (side * columns + 1.2, (side + 0.8) * len(maps))
-  drawn = Figure(size, layout="constrained")
-  rows = drawn.subfigures(len(maps), 1, squeeze=False)
+  panels = Figure(size, layout="constrained")
+  rows = panels.subfigures(len(maps), 1, squeeze=False)
   for row, attention in zip(rows.flat, maps, strict=True):
     _draw_heads(row, attention, (1, columns), 0.85 * side)
-  return drawn
+  return panels
 
 
 def draw_maps(path: pathlib.Path, maps: Sequence[AttentionMap]) -> None:
@@ -240,13 +240,13 @@ def save(drawn: Any, path: pathlib.Path, **options: Any) -> None:
 
 
 def _grid(num_heads: int) -> tuple[int, int]:
-  """The numbers of rows and columns of a layer's panels."""
+  """Returns the numbers of rows and columns of a layer's panels."""
   columns = math.ceil(math.sqrt(num_heads))
   return math.ceil(num_heads / columns), columns
 
 
 def _size(attention: AttentionMap) -> tuple[float, float]:
-  """The width and the height of a layer's panels, in inches."""
+  """Returns the width and the height of a layer's panels, in inches."""
 
   def inches(minimum, num_labels):
     if num_labels > MAX_LABELS:
@@ -271,7 +271,7 @@ def _draw_heads(
   smallest, largest = _POINTS
 
   def points(labels: Sequence[str]) -> float:
-    """The font size of labels; 0 if they do not fit."""
+    """Returns the font size of labels; 0 if they do not fit."""
     size = min(72 * side / max(len(labels), 1), largest)
     return size if size >= smallest and len(labels) <= MAX_LABELS else 0.0
 
@@ -335,7 +335,7 @@ def _name_tokens(
 
 
 def _mechanism(model: Any, side: str, number: int, kind: str) -> str:
-  """The mechanism of layer `number`, counted from 1; 0 is the only layer of a side."""
+  """Returns the mechanism of layer `number`, from 1; 0 is the only layer of a side."""
   module = kind if kind == "cross_attention" else f"{side}_attention"
   attentions = model.config.attentions[module]
   layer = number - 1 if number else int(side == "decoder")
@@ -345,7 +345,7 @@ def _mechanism(model: Any, side: str, number: int, kind: str) -> str:
 
 
 def length(present: np.ndarray) -> int:
-  """The length without padding: the index after the last True, at least 1."""
+  """Returns the length without padding: the index after the last True, at least 1."""
   positions = np.flatnonzero(present)
   return int(positions[-1]) + 1 if len(positions) else 1
 

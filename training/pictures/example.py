@@ -89,7 +89,7 @@ def _decoder_row(ids: list[int], task: tasks.Task) -> np.ndarray:
 def _generate(
   experiment: Experiment, variables: Mapping[str, Any], source: np.ndarray
 ) -> list[int]:
-  """The greedy output of the model, up to and including EOS."""
+  """Returns the greedy output of the model, up to and including EOS."""
   task = experiment.task
   try:
     generated = experiment.generate(

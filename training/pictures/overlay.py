@@ -11,7 +11,7 @@ _INCHES = 2.0
 
 
 def rollout(layers: Sequence[np.ndarray]) -> np.ndarray:
-  """Attention rollout: the fraction of each input token in each output token.
+  """Computes attention rollout: the fraction of each input token in each output.
 
       A_L · … · A_1,   A_l = ½ mean over heads of the weights + ½ I,
 
@@ -41,13 +41,13 @@ class Panel(NamedTuple):
 
   Attributes:
     title: title of the panel.
-    seen: weights on a grid, `[rows, columns]`.
+    weights: weights on a grid, `[rows, columns]`.
     side: height and width of a grid cell in pixels.
     borders: rows and columns of pixels at which a line is drawn.
   """
 
   title: str
-  seen: np.ndarray
+  weights: np.ndarray
   side: tuple[int, int]
   borders: tuple[Sequence[int], Sequence[int]] = ((), ())
 
@@ -72,11 +72,11 @@ def draw_panels(
   original.imshow(pixels, cmap="gray", interpolation="nearest")
   original.set_title("image", fontsize=9)
   for axis, panel in zip(others, panels, strict=False):
-    weights = np.kron(panel.seen, np.ones(panel.side))
+    weights = np.kron(panel.weights, np.ones(panel.side))
     weights = weights[: len(image), : image.shape[1]]
     background = pixels[: len(weights), : weights.shape[1]]
     axis.imshow(background, cmap="gray", interpolation="nearest")
-    top = max(float(panel.seen.max()), 1e-6)
+    top = max(float(panel.weights.max()), 1e-6)
     axis.imshow(
       weights,
       cmap="inferno",

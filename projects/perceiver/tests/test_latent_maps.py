@@ -125,11 +125,11 @@ def test_an_image_has_the_class_and_ten_latents(monkeypatch):
   layer = 0.5 * within.mean(0) + 0.5 * np.eye(12)
   expected = out.mean(0) @ layer @ layer @ across.mean(0)
   assert (first.title, first.side) == ("class, rolled out", (1, 1))
-  np.testing.assert_allclose(first.seen, expected.reshape(2, 3))
+  np.testing.assert_allclose(first.weights, expected.reshape(2, 3))
   latents = np.delete(np.arange(12), [2, 6])
   assert [x.title for x in rest] == [f"latent {i + 1}" for i in latents]
   np.testing.assert_allclose(
-    [x.seen for x in rest], across.mean(0)[latents].reshape(-1, 2, 3)
+    [x.weights for x in rest], across.mean(0)[latents].reshape(-1, 2, 3)
   )
 
 

@@ -152,7 +152,7 @@ def test_panels_over_an_image(tmp_path, monkeypatch):
   drawn = {}
 
   def draw_panels(path, image, panels, heading):
-    drawn.update({panel.title: panel.seen for panel in panels})
+    drawn.update({panel.title: panel.weights for panel in panels})
 
   monkeypatch.setattr(latent_maps.overlay, "draw_panels", draw_panels)
   latent_maps.draw_on_image(

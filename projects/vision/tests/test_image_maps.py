@@ -69,7 +69,7 @@ def test_panels_are_layers_and_their_rollout(monkeypatch, query, name, token):
   assert {panel.side for panel in panels} == {(4, 4)}
   shown = [*layers.mean(1)[:, token], image_maps.rollout(layers)[token]]
   for panel, weights in zip(panels, shown, strict=True):
-    np.testing.assert_allclose(panel.seen, weights[2:].reshape(3, 3))
+    np.testing.assert_allclose(panel.weights, weights[2:].reshape(3, 3))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Makes what transformers' DeepSeek-V3 attention gives, for latent attention.
+"""Writes results of transformers' DeepSeek-V3 attention, for latent attention.
 
     pip install torch==2.13.0 transformers==4.57.6
     python tests/attention/latent/make_fixture.py

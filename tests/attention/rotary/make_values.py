@@ -1,4 +1,4 @@
-"""Writes the rotary frequencies that transformers computes, one file a version.
+"""Writes the rotary frequencies of transformers, one file per version.
 
 pip install torch==2.13.0 transformers==5.23.0  # And again with 4.57.6.
 python tests/attention/rotary/make_values.py

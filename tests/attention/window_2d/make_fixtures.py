@@ -1,4 +1,4 @@
-"""Makes what transformers' Swin layers give, for window_2d attention.
+"""Writes results of transformers' Swin layers, for window_2d attention.
 
     pip install torch==2.13.0 transformers==4.57.6
     python tests/attention/window_2d/make_fixtures.py
@@ -29,7 +29,7 @@ CASES = {
 
 
 def layer(window: int, shift: int, gain: float) -> SwinLayer:
-  """A layer that adds its attention to its inputs and does nothing else."""
+  """Returns a layer that only adds its attention to its inputs."""
   config = transformers.SwinConfig(
     window_size=window, qkv_bias=False, attn_implementation="eager"
   )

@@ -1,4 +1,4 @@
-"""Makes small models with latent attention, and the logits that transformers gives them.
+"""Writes small models with latent attention, with the logits of transformers.
 
     pip install torch==2.13.0 transformers==5.24.0
     python tests/models/published/make_deepseek.py
@@ -289,7 +289,7 @@ CASES = {
 
 
 def left(inputs):
-  """The same rows with the padding on the left."""
+  """Moves the padding of rows to the left."""
   lengths = inputs["attention_mask"].sum(1)
   total = inputs["input_ids"].shape[1]
   return {
@@ -301,7 +301,7 @@ def left(inputs):
 
 
 def run(path, kind, inputs):
-  """The logits of a folder."""
+  """Returns the logits of a folder."""
   options = {"attn_implementation": "eager", "experts_implementation": "eager"}
   options["dtype"] = torch.float32
   made = getattr(transformers, kind).from_pretrained(path, **options).eval()

@@ -1,4 +1,4 @@
-"""Makes `defaults.json`: what transformers takes for a key that a file lacks.
+"""Writes `defaults.json`: the defaults of transformers for missing keys.
 
 pip install torch==2.13.0 transformers==5.24.0
 python -P tests/models/published/make_defaults.py bert gpt2 t5 ...  # All of FAMILIES.
@@ -19,7 +19,7 @@ OF_ALL = {field.name for field in dataclasses.fields(PreTrainedConfig)}
 
 
 def defaults(name):
-  """Key -> default of a family."""
+  """Returns key -> default of a family."""
   made = {}
   for field in dataclasses.fields(CONFIG_MAPPING[name]):
     if field.name in OF_ALL:

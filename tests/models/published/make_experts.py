@@ -1,4 +1,4 @@
-"""Makes small decoders with experts or with several mechanisms, and their logits.
+"""Writes small decoders with experts or several mechanisms, and their logits.
 
     pip install torch==2.13.0 transformers==5.24.0
     python tests/models/published/make_experts.py

@@ -1,4 +1,4 @@
-"""Makes small published models, and the logits that transformers gives them.
+"""Writes small published models with the logits of transformers.
 
     pip install torch==2.13.0 transformers==4.57.6
     python tests/models/published/make_fixtures.py
@@ -77,7 +77,7 @@ def _kind(model, name):
 
 
 def ids(rng, batch, length, pad=None, lengths=()):
-  """Random tokens [B, T] and their mask, the ends of rows padded."""
+  """Draws tokens [B, T] and their mask, with padding at the ends of rows."""
   tokens = rng.integers(5, VOCAB, (batch, length))
   mask = np.ones((batch, length), np.int64)
   for row, kept in enumerate(lengths):
@@ -88,13 +88,13 @@ def ids(rng, batch, length, pad=None, lengths=()):
 
 
 def tokens_of(rng, batch, length, pad, lengths):
-  """`ids` as a call has them."""
+  """Returns `ids` as arguments of a call."""
   tokens, mask = ids(rng, batch, length, pad, lengths)
   return {"input_ids": tokens, "attention_mask": mask}
 
 
 def channels_first(name, value):
-  """What PyTorch reads."""
+  """Converts images to the layout of PyTorch."""
   tensor = torch.tensor(value)
   return tensor.permute(0, 3, 1, 2) if name == "pixel_values" else tensor
 

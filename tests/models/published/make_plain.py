@@ -1,4 +1,4 @@
-"""Makes folders of plain decoders and encoders, which transformers 5 writes.
+"""Writes folders of plain decoders and encoders with transformers 5.
 
 pip install torch==2.13.0 transformers==5.24.0
 python tests/models/published/make_plain.py [FOLDER …]
@@ -25,7 +25,7 @@ NEAR, EXACT = "sliding_attention", "full_attention"
 
 
 def padded(seed, length, pad):
-  """Three rows: whole, padded on the right, padded on the left."""
+  """Returns three rows: whole, padded on the right, padded on the left."""
   rng = np.random.default_rng(seed)
   tokens = rng.integers(5, VOCAB, (3, length))
   mask = np.ones((3, length), np.int64)
@@ -51,7 +51,7 @@ DECODER = {
 
 
 def rotary(theta, **more):
-  """The set of rotary positions of all layers."""
+  """Returns the rotary positions of all layers."""
   plain = {"rope_type": "default", "rope_theta": theta}
   return {"rope_parameters": plain | more}
 

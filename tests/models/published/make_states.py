@@ -1,4 +1,4 @@
-"""Makes small models whose layers have states, and the logits of transformers.
+"""Writes small models whose layers have states, with the logits of transformers.
 
     pip install torch==2.13.0 transformers==5.24.0
     OMP_NUM_THREADS=1 python tests/models/published/make_states.py
@@ -16,7 +16,7 @@ import transformers
 
 
 def draw_states(model, seed, gain):
-  """As `draw`, with states that last for some positions."""
+  """Draws weights like `draw`, with states that last for some positions."""
   draw(model, seed, gain)
   generator = torch.Generator().manual_seed(seed + 1)
   for name, weight in model.named_parameters():

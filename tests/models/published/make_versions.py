@@ -1,4 +1,4 @@
-"""Makes files of several versions of transformers, and the logits that they give.
+"""Writes configs for several versions of transformers, with their logits.
 
 pip install torch==2.13.0 transformers==5.23.0  # And again with 4.57.6.
 python tests/models/published/make_versions.py
@@ -53,7 +53,7 @@ NEAR, EXACT = "sliding_attention", "full_attention"
 
 
 def turns(theta, scaling=None, near=None, share=None, keys=("rope_theta",)):
-  """The keys of rotary positions, as the version has them.
+  """Returns the keys of rotary positions in a version's config.
 
   Args:
     theta: of all layers, or of those without a window.

@@ -1,4 +1,4 @@
-"""Random calls of every mechanism against its definition, values and gradients."""
+"""Compares random calls of mechanisms with their definitions."""
 
 import re
 
@@ -22,8 +22,8 @@ _OPTIONS = (
 )
 
 
-def drawn(rng, mechanism):
-  """A case that the mechanism says it supports."""
+def random_case(rng, mechanism):
+  """Draws a case that the mechanism claims to support."""
   kv_heads, length = int(rng.integers(1, 4)), int(rng.integers(1, 40))
   if rng.random() < 0.2:
     length = int(rng.choice([63, 64, 65, 127, 150, 200]))
@@ -49,16 +49,18 @@ def drawn(rng, mechanism):
 @fault(
   "a random call of a mechanism",
   1000 * len(MECHANISMS),
-  "values and gradients of the definition, or one ValueError",
+  "values and gradients equal the definition's, or one ValueError",
 )
 def call(rng, folder):
-  """One in five in 16 bits, of which the values are compared."""
+  """Compares values and gradients; one call in five has 16 bits, and only values."""
   del folder
   mechanism = MECHANISMS[rng.integers(len(MECHANISMS))]
-  case = drawn(rng, mechanism)
+  case = random_case(rng, mechanism)
   try:
     if rng.random() < 0.2:
-      in_16_bits(mechanism, case, rng.choice([jnp.bfloat16, jnp.float16]))
+      compare_in_16_bits(
+        mechanism, case, rng.choice([jnp.bfloat16, jnp.float16])
+      )
     else:
       value_and_gradient(mechanism, case)
   except ValueError as error:
@@ -70,8 +72,8 @@ def call(rng, folder):
   return ""
 
 
-def in_16_bits(mechanism, case, dtype):
-  """Values within 2e-2, of arrays that are rounded for both."""
+def compare_in_16_bits(mechanism, case, dtype):
+  """Requires values within 2e-2 of the definition's, for rounded arguments."""
   qkv, call = mechanism.draw(case)
   qkv = [jnp.asarray(x, dtype) for x in qkv]
   variables = mechanism.variables(case.dims)

@@ -1,4 +1,4 @@
-"""Leaves of configs with random names and values."""
+"""Sets config fields with random names and values."""
 
 import string
 
@@ -7,7 +7,7 @@ from tests import commands
 from tests.training.test_faults import CONFIGS, LEAVES, changed, refusal
 from tests.verification.campaign.faults import fault, one_line, require
 
-_DRAWN = (
+_WITHOUT_FILES = (
   "copy",
   "duplicate",
   "recall",
@@ -15,14 +15,14 @@ _DRAWN = (
   "selective_copy",
   "needle",
 )
-"""Configs whose task reads no file, so that it can be made."""
+"""Configs whose task can be created without files."""
 
 _PATHS = ["os:getcwd", "os:name", "builtins:max", "nowhere:name"]
 _LETTERS = [*string.printable, "ü", "𝔸", "\0", "\u202e", "{}", "%s", "$(id)"]
 
 
-def anything(rng, depth=0):
-  """A value that nobody meant."""
+def random_value(rng, depth=0):
+  """Draws a value of any type."""
   kind = rng.integers(9 if depth < 2 else 6)
   if kind == 0:
     return rng.choice([None, True, False, object])
@@ -35,43 +35,47 @@ def anything(rng, depth=0):
   if kind == 5:
     return str(rng.choice(["dense", "adam", "rotary", "none", "1", *_PATHS]))
   if kind == 6:
-    return {anything(rng, 2): anything(rng, depth + 1) for _ in range(2)}
-  return [anything(rng, depth + 1) for _ in range(rng.integers(0, 4))]
+    return {
+      random_value(rng, 2): random_value(rng, depth + 1) for _ in range(2)
+    }
+  return [random_value(rng, depth + 1) for _ in range(rng.integers(0, 4))]
 
 
-@fault("a config leaf of a wrong value or name", 2000, "one line, or harmless")
-def leaf(rng, folder):
+@fault(
+  "a config field with a wrong value or name", 2000, "one line, or harmless"
+)
+def set_field(rng, folder):
   del folder
-  name, leaf = LEAVES[rng.integers(len(LEAVES))]
+  name, field = LEAVES[rng.integers(len(LEAVES))]
   if rng.random() < 0.2:
-    letters = list(leaf)
+    letters = list(field)
     letters[rng.integers(len(letters))] = str(rng.choice(list("abc.é_")))
-    leaf = "".join(letters)
-  value = anything(rng)
+    field = "".join(letters)
+  value = random_value(rng)
   try:
-    config = changed(name, leaf, value)
-  except (KeyError, TypeError, ConfigError):  # No leaf can have such a name.
+    config = changed(name, field, value)
+  except (KeyError, TypeError, ConfigError):  # No field can have this name.
     return ""
   try:
-    line = refusal(config, create=name in _DRAWN)
+    line = refusal(config, create=name in _WITHOUT_FILES)
   except Exception as error:
-    raise AssertionError(f"{name}: {leaf} = {value!r}: {error!r}") from error
+    raise AssertionError(f"{name}: {field} = {value!r}: {error!r}") from error
   require(
-    not line or line.isprintable(), f"{name}: {leaf} = {value!r}: {line!r}"
+    not line or line.isprintable(), f"{name}: {field} = {value!r}: {line!r}"
   )
-  return "" if line else "taken"
+  return "" if line else "accepted"
 
 
-@fault("a command line of a wrong value or name", 100, "one line, exit code 2")
-def flag(rng, folder):
-  leaves = [leaf for name, leaf in LEAVES if name == "copy" and "." in leaf]
-  leaf = str(rng.choice(leaves))
-  section, _, last = leaf.rpartition(".")
-  now = CONFIGS["copy"][section.split(".")[0]]
-  for part in leaf.split(".")[1:]:
-    now = now.get(part) if isinstance(now, dict) else None
-  wrong = f"--config.{leaf}=ü[;"
-  if rng.random() < 0.5 or isinstance(now, str):
+@fault("a flag with a wrong value or name", 100, "one line, exit code 2")
+def set_flag(rng, folder):
+  fields = [field for name, field in LEAVES if name == "copy" and "." in field]
+  field = str(rng.choice(fields))
+  section, _, last = field.rpartition(".")
+  value = CONFIGS["copy"][section.split(".")[0]]
+  for part in field.split(".")[1:]:
+    value = value.get(part) if isinstance(value, dict) else None
+  wrong = f"--config.{field}=ü[;"
+  if rng.random() < 0.5 or isinstance(value, str):
     wrong = f"--config.{section}.x{last}=1"
   code, out, error = commands.run(
     "train.py", *commands.TINY, wrong, f"--workdir={folder / 'run'}"
@@ -79,5 +83,5 @@ def flag(rng, folder):
   require(not out, wrong, out)
   line = one_line(code, error, [2])
   require(last in line or section.rpartition(".")[2] in line, wrong, line)
-  require(not (folder / "run").exists(), wrong, "a folder was made")
+  require(not (folder / "run").exists(), wrong, "a folder was created")
   return ""

@@ -1,4 +1,4 @@
-"""What a fault is, and the list of them."""
+"""Faults of the campaign: their type, their list, and shared checks."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 
 Trial = Callable[[np.random.Generator, pathlib.Path], str]
-"""`(rng, folder) -> what was lost`; raises AssertionError where a promise is broken."""
+"""`(rng, folder) -> what was lost`; raises AssertionError for a broken promise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Fault:
 
   Attributes:
     name: what happens.
-    times: trials of a whole campaign.
+    times: the largest number of trials.
     promise: what must hold.
-    trial: one of them, in an empty folder of its own.
+    trial: runs one trial in its own empty folder.
   """
 
   name: str
@@ -28,8 +28,8 @@ class Fault:
   trial: Trial
 
 
-class NotHere(Exception):  # noqa: N818 - it is no error
-  """This machine cannot make the fault."""
+class NotSupported(Exception):  # noqa: N818 - not an error
+  """This machine cannot cause the fault."""
 
 
 FAULTS: list[Fault] = []
@@ -45,14 +45,14 @@ def fault(name: str, times: int, promise: str) -> Callable[[Trial], Trial]:
   return add
 
 
-def require(condition: object, *told: object) -> None:
-  """Raises AssertionError with what was found."""
+def require(condition: object, *details: object) -> None:
+  """Raises AssertionError with details unless a condition is true."""
   if not condition:
-    raise AssertionError("; ".join(str(x)[-600:] for x in told))
+    raise AssertionError("; ".join(str(x)[-600:] for x in details))
 
 
 def one_line(code: int, error: str, codes: Sequence[int] = (1, 2)) -> str:
-  """The line by which a command ended that refused something."""
+  """Returns the single line of an error, after checks of its form."""
   lines = [x for x in error.splitlines() if not x.startswith("checkpoint ")]
   require(code in codes, f"exit code {code}", error)
   require(len(lines) == 1, f"{len(lines)} lines instead of one", error)
@@ -61,8 +61,8 @@ def one_line(code: int, error: str, codes: Sequence[int] = (1, 2)) -> str:
 
 
 def shell(*command: object) -> None:
-  """Runs a command of the system, or skips the trial."""
+  """Runs a system command, and skips the trial if it fails."""
   words = [str(x) for x in command]
   done = subprocess.run(words, capture_output=True, text=True, check=False)
   if done.returncode:
-    raise NotHere(f"{' '.join(words)}: {done.stderr.strip()}")
+    raise NotSupported(f"{' '.join(words)}: {done.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""Faults of files: of runs, records, texts, images, weights, and of names."""
+"""Damages files of runs and records, texts, images, weights and names."""
 
 import functools
 import json
@@ -21,11 +21,11 @@ from tests.comparison import made_up
 from tests.models.published.test_equality import changed
 from tests.models.published.test_folders import _Trap
 from tests.verification.campaign.faults import fault, one_line, require
-from tests.verification.campaign.runs import compare, quietly, stopped
+from tests.verification.campaign.runs import compare, run_process, stopped_run
 
 
 def damage(rng, path):
-  """Flips a byte of a file, cuts it, empties it or takes it away."""
+  """Flips a bit of a file, truncates it, empties it or deletes it."""
   content = bytearray(path.read_bytes())
   kind = rng.choice(["flipped", "cut", "emptied", "missing"])
   if kind == "missing":
@@ -40,17 +40,19 @@ def damage(rng, path):
 
 
 @fault(
-  "a damaged file of a run", 60, "named, the step before used, same digests"
+  "a damaged file of a run",
+  60,
+  "named; the previous step is used; same digests",
 )
 def run_damaged(rng, folder):
-  """Of its checkpoints, or its vocabulary; it had come to step 8 of 12."""
+  """Damages a checkpoint or the vocabulary of a run that stopped at step 8 of 12."""
   run = folder / "run"
-  shutil.copytree(stopped(), run)
+  shutil.copytree(stopped_run(), run)
   parts = [run / "checkpoints", run / "vocabulary"]
-  found = [x for part in parts for x in [part, *sorted(part.rglob("*"))]]
-  path = rng.choice([x for x in found if x.is_file()])
+  paths = [x for part in parts for x in [part, *sorted(part.rglob("*"))]]
+  path = rng.choice([x for x in paths if x.is_file()])
   kind = damage(rng, path)
-  code, _, error = quietly(run)
+  code, _, error = run_process(run)
   where = f"{path.relative_to(run)} {kind}"
   if code:
     line = one_line(code, error)
@@ -60,32 +62,30 @@ def run_damaged(rng, folder):
     compare(run)
   except AssertionError as lost:
     raise AssertionError(f"{where}: {lost}; {error}") from lost
-  return "the step before" if "corrupt" in error else "nothing"
+  return "the last step" if "corrupt" in error else "nothing"
 
 
 @functools.cache
-def packed():
-  """A comparison of this repository, and its records."""
+def packed_comparison():
+  """Returns a packed comparison of this repository, and its records."""
   path = commands.ROOT / "docs" / "results" / "s3.jsonl.xz"
   return path, archive.read(path)
 
 
-@fault(
-  "a damaged record of a comparison", 40, "counts as none, never as another"
-)
+@fault("a damaged record of a comparison", 40, "ignored, never read as another")
 def record_damaged(rng, folder):
-  """One of its files, or the packed file of all."""
-  path, expected = packed()
+  """Damages one record, or the packed file of all records."""
+  path, expected = packed_comparison()
   if rng.random() < 0.5:
     copy = folder / path.name
     shutil.copy(path, copy)
     damage(rng, copy)
     try:
-      found = archive.read(copy)
+      records_read = archive.read(copy)
     except ConfigError as error:
       require("\n" not in str(error), error)
       return "refused"
-    require(found == expected, "other records")
+    require(records_read == expected, "other records")
     return ""
   archive.unpack(path, folder / "all")
   before = records.by_identity(folder / "all")
@@ -98,13 +98,13 @@ def record_damaged(rng, folder):
 
 
 def refusal(folder, *flags):
-  """The line by which training refuses its data; empty where it reads them."""
+  """Returns the line by which training refuses its data, or an empty text."""
   workdir = f"--workdir={folder / 'run'}"
   code, _, error = commands.run("train.py", *flags, workdir)
   return one_line(code, error, [2]) if code else ""
 
 
-@fault("a text that is none", 40, "one line, or read as documented")
+@fault("an invalid text", 40, "one line, or read as documented")
 def text(rng, folder):
   size = 10 ** int(rng.integers(1, 6)) if rng.random() < 0.95 else 10**8
   words = rng.choice(
@@ -131,22 +131,22 @@ def text(rng, folder):
   return f"{kind}: {'refused' if line else 'read'}"
 
 
-@fault("an image that is none", 30, "one line that names the file, or read")
+@fault("an invalid image", 30, "one line that names the file, or read")
 def image(rng, folder):
   for label in "ab":
     (folder / "images" / label).mkdir(parents=True)
     for i in range(3):
       pixels = rng.integers(0, 255, (8, 8, 3), np.uint8)
-      drawn = PIL.Image.fromarray(pixels)
-      drawn.save(folder / "images" / label / f"{i}.png")
+      picture = PIL.Image.fromarray(pixels)
+      picture.save(folder / "images" / label / f"{i}.png")
   path = folder / "images" / "a" / "1.png"
   kind = rng.choice(["file", "1", "L", "P", "RGBA", "CMYK", "I;16", "LA", "F"])
   if kind == "file":
     damage(rng, path)
   elif kind in ("CMYK", "F"):
-    drawn.convert(kind).save(path, "TIFF" if kind == "F" else "JPEG")
+    picture.convert(kind).save(path, "TIFF" if kind == "F" else "JPEG")
   else:
-    drawn.convert("L" if kind == "I;16" else "RGB").convert(kind).save(path)
+    picture.convert("L" if kind == "I;16" else "RGB").convert(kind).save(path)
   line = refusal(
     folder,
     "--config=configs/vit.py",
@@ -162,7 +162,7 @@ def image(rng, folder):
 @fault(
   "a folder of weights",
   60,
-  "refused by name, nothing unpickled or read outside",
+  "refused by name; nothing unpickled, or read outside the folder",
 )
 def weights(rng, folder):
   bert = changed("bert_masked", folder / "bert")
@@ -177,18 +177,18 @@ def weights(rng, folder):
     content = {"weight_map": dict.fromkeys(names, file)}
     (bert / "model.safetensors.index.json").write_text(json.dumps(content))
 
-  def huge():
+  def huge_header():
     path.write_bytes(struct.pack("<Q", 2 ** int(rng.integers(20, 63))) + b"{")
 
-  def pickled():
+  def pickle_file():
     path.unlink()
     (bert / "pytorch_model.bin").write_bytes(pickle.dumps(_Trap(secret)))
 
-  def linked():
+  def symlink():
     path.unlink()
     path.symlink_to(outside)
 
-  def doubled():
+  def duplicate():
     content = path.read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
     header = content[8 : 8 + size].replace(
@@ -198,25 +198,27 @@ def weights(rng, folder):
       struct.pack("<Q", len(header)) + header + content[8 + size :]
     )
 
-  def put(value):
+  def replace_tensor(value):
     changed("bert_masked", bert, lambda x: x.update({name: value(x[name])}))
 
-  spoil = {
-    "pickle": pickled,
+  corruptions = {
+    "pickle": pickle_file,
     "index outside": lambda: index("../outside.safetensors"),
     "absolute index": lambda: index(str(outside)),
-    "huge header": huge,
-    "not a number": lambda: put(lambda x: np.full_like(x, np.nan)),
-    "integers": lambda: put(lambda x: np.ones(x.shape, np.int64)),
-    "another shape": lambda: put(lambda x: np.ones((*x.shape, 2), x.dtype)),
-    "twice": doubled,
-    "link outside": linked,
+    "huge header": huge_header,
+    "not a number": lambda: replace_tensor(lambda x: np.full_like(x, np.nan)),
+    "integers": lambda: replace_tensor(lambda x: np.ones(x.shape, np.int64)),
+    "another shape": lambda: replace_tensor(
+      lambda x: np.ones((*x.shape, 2), x.dtype)
+    ),
+    "twice": duplicate,
+    "link outside": symlink,
     "config": lambda: changed(
       "bert_masked", bert, hidden_size=int(rng.integers(-5, 10**9))
     ),
   }
-  kind = rng.choice([*spoil])
-  spoil[kind]()
+  kind = rng.choice([*corruptions])
+  corruptions[kind]()
   try:
     models.load_pretrained(bert)
   except (ValueError, FileNotFoundError) as error:
@@ -239,14 +241,14 @@ _MARKUP = (
 )
 
 
-@fault("names and texts with markup", 20, "escaped; nothing runs")
+@fault("names and texts with markup", 20, "escaped; nothing is executed")
 def markup(rng, folder):
-  """In every text of a comparison's records."""
+  """Adds markup to two texts of every record of a comparison."""
   text = str(rng.choice(_MARKUP))
   found = made_up.records(with_seconds=False)
   for record in found:
-    for leaf in rng.choice(["attention", "task", "reason"], 2, replace=False):
-      record[leaf] = f"{record[leaf]} {text}"
+    for field in rng.choice(["attention", "task", "reason"], 2, replace=False):
+      record[field] = f"{record[field]} {text}"
   shared = {"tasks": f"copy{text}", "match_parameters": True}
   (folder / records.COMPARISON).write_text(json.dumps(shared))
   made_up.write(folder, found, made_up.scaling())

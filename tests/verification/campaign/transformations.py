@@ -1,4 +1,4 @@
-"""Random transformations of JAX around a random mechanism: the result stays."""
+"""Transforms random mechanisms with JAX and compares the results."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ _LENGTH = 13
 
 
 def explicit_axes(apply, qkv, call):
-  """Arrays that are sharded along B in their types."""
+  """Shards arrays along B with explicit axis types."""
   mesh = mesh_of_rows(jax.sharding.AxisType.Explicit)
   arrays = jax.device_put(
     (qkv, call), jax.sharding.NamedSharding(mesh, jax.P("batch"))
@@ -26,22 +26,22 @@ def explicit_axes(apply, qkv, call):
 
 
 def vmap(apply, qkv, call):
-  """Over every array alone, each of two rows that are equal."""
+  """Maps over one array at a time, stacked with a copy of itself."""
   arrays, tree = jax.tree.flatten((qkv, call))
   expected = jax.jit(apply)(qkv, call)
   for i, array in enumerate(arrays):
 
-    def one(x, i=i):
+    def apply_one(x, i=i):
       return apply(
         *jax.tree.unflatten(tree, [*arrays[:i], x, *arrays[i + 1 :]])
       )
 
-    out = jax.jit(jax.vmap(one))(jnp.stack([array, array]))
+    out = jax.jit(jax.vmap(apply_one))(jnp.stack([array, array]))
     assert_close(out[1], expected, 1e-5, f"vmap over array {i}")
 
 
 def hessian(apply, qkv, call):
-  """Forward over reverse is reverse over reverse, along a random direction."""
+  """Compares Hessian-vector products: forward over reverse, and reverse over it."""
   qkv, call = jax.tree.map(lambda x: x[:1], (qkv, call))
   start, unravel = ravel_pytree([jnp.asarray(x) for x in qkv])
   direction = np.random.default_rng(0).standard_normal(start.shape, np.float32)
@@ -50,11 +50,11 @@ def hessian(apply, qkv, call):
     return jnp.sin(apply(unravel(x), call)).sum()
 
   @jax.jit
-  def twice(x, direction):
+  def products(x, direction):
     forward = jax.jvp(jax.grad(total), [x], [direction])[1]
     return forward, jax.grad(lambda x: jax.grad(total)(x) @ direction)(x)
 
-  forward, reverse = twice(start, direction)
+  forward, reverse = products(start, direction)
   assert_close(forward, reverse, 1e-4, "the product with the Hessian")
 
 
@@ -67,31 +67,34 @@ def _value_and_gradient(apply):
   return both
 
 
-_WAYS = (explicit_axes, vmap, hessian)
-"""The contract has `checkpoint` inside of `shard_map`."""
+_TRANSFORMATIONS = (explicit_axes, vmap, hessian)
+"""The contract tests `checkpoint` inside `shard_map`."""
 
 
-@fault("a random transformation of a mechanism", 500, "values and gradients")
-def transformed(rng, folder):
-  """In both directions where a mechanism has them."""
+@fault(
+  "a random transformation of a mechanism", 500, "same values and gradients"
+)
+def transform(rng, folder):
+  """Picks a mechanism, a direction that it supports, and a transformation."""
   del folder
   mechanism = MECHANISMS[rng.integers(len(MECHANISMS))]
   is_causal = bool(rng.choice(mechanism.directions))
   variables = mechanism.variables(Case(length=_LENGTH).dims)
   qkv, call = mechanism.draw_masked(_LENGTH, int(rng.integers(2**30)))
   apply = partial(mechanism.apply, variables, is_causal=is_causal)
-  way = _WAYS[rng.integers(len(_WAYS))]
+  transformation = _TRANSFORMATIONS[rng.integers(len(_TRANSFORMATIONS))]
   try:
-    found = way(lambda qkv, call: apply(qkv, **call), qkv, call)
+    results = transformation(lambda qkv, call: apply(qkv, **call), qkv, call)
     expected = _value_and_gradient(lambda qkv, call: apply(qkv, **call))
-    if found is not None:
+    if results is not None:
       for x, y in zip(
-        jax.tree.leaves(found),
+        jax.tree.leaves(results),
         jax.tree.leaves(expected(qkv, call)),
         strict=True,
       ):
         assert_close(x, y, 1e-5)
   except Exception as error:
-    told = f"{way.__name__} of {mechanism}, is_causal={is_causal}: {error}"
-    raise AssertionError(told) from error
+    raise AssertionError(
+      f"{transformation.__name__} of {mechanism}, is_causal={is_causal}: {error}"
+    ) from error
   return ""

@@ -2,8 +2,8 @@
 
     VENV/bin/python -m tests.verification.conformance --names=jax_nn,jla_kda
 
-Each function runs in a process of its own. A function whose library is not installed
-here is left out; its record stays. `python -m docs.conformance` makes the page.
+Each function runs in its own process. Functions whose library is not installed keep
+their records. `python -m docs.conformance` writes the page.
 """
 
 import argparse
@@ -21,7 +21,7 @@ RECORDS = pathlib.Path(__file__).parent / "records"
 
 
 def main() -> None:
-  """Runs each function, and writes its record."""
+  """Runs the laws on each function and writes its record."""
   parser = argparse.ArgumentParser(
     prog="python -m tests.verification.conformance"
   )
@@ -39,11 +39,11 @@ def main() -> None:
       path = pathlib.Path(folder) / "laws.json"
       command = [sys.executable, "-m", "attention.testing"]
       command += [f"{__package__}.adapters:{name}", f"--record={path}"]
-      ran = subprocess.run(
+      process = subprocess.run(
         [*command, f"--lengths={flags.lengths}"], capture_output=True, text=True
       )
-      if ran.returncode not in (0, 1):
-        print(f"{name}: {ran.stderr.strip().splitlines()[-1]}")
+      if process.returncode not in (0, 1):
+        print(f"{name}: {process.stderr.strip().splitlines()[-1]}")
         continue
       laws = json.loads(path.read_text())
     record = {

@@ -1,13 +1,14 @@
-"""Attention functions of other libraries, as the laws of attention functions call them.
+"""Adapts attention functions of other libraries to the laws.
 
     python -m attention.testing tests.verification.conformance.adapters:jla_kda
 
-Each is the library's own public call. Gates of recurrences are computed from the keys,
-and keys of delta rules have length 1. `FUNCTIONS` pairs each name with what it is and
-with the distribution whose version the record names.
+Each adapter calls the public function of its library. It computes gates of recurrences
+from the keys, and scales keys of delta rules to length 1. `FUNCTIONS` pairs each name
+with a label and with the distribution whose version the record names.
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 import os
 from types import MappingProxyType
@@ -26,10 +27,10 @@ class Entry(NamedTuple):
   """An attention function of a library.
 
   Attributes:
-    label: what it is, as its library names it.
+    label: the name of the function in its library.
     distribution: the name on PyPI.
-    make: makes the callable or the `Function`; imports the library.
-    documented: law -> what the library's documentation says of it.
+    make: imports the library and returns the callable or the `Function`.
+    documented: law -> the statement of the library's documentation.
   """
 
   label: str
@@ -55,7 +56,7 @@ def _unit(key):
 
 
 def _function(call, same, **renamed):
-  """A call whose options have the names of the laws, or other ones."""
+  """Returns a `Function` whose options have the laws' names or renamed ones."""
   return Function(call, names={x: x for x in same.split()} | renamed)
 
 
@@ -63,7 +64,7 @@ _PACKED = "segment_ids cu_seqlens initial_state scale"
 
 
 def _jla_function(rule):
-  """A rule of jax-linear-attention, which returns out and state."""
+  """Adapts a rule of jax-linear-attention, which returns output and state."""
   return _function(rule, _PACKED, return_state="output_final_state")
 
 
@@ -73,8 +74,8 @@ def _jla(name, *gates, unit=True):
   rule = getattr(chunked, name)
 
   def call(query, key, value, **options):
-    given = query, _unit(key) if unit else key, value
-    return rule(*given, *(gate(key) for gate in gates), **options)
+    arrays = query, _unit(key) if unit else key, value
+    return rule(*arrays, *(gate(key) for gate in gates), **options)
 
   return _jla_function(call)
 
@@ -83,9 +84,9 @@ def _jla_rwkv7():
   from jla.ops.rwkv7 import rwkv7
 
   def call(query, key, value, **options):
-    removed = _unit(key)
-    given = query, key, value, _channel_decay(key)
-    return rwkv7(*given, -removed, 0.5 * removed, **options)
+    erase_key = _unit(key)
+    arrays = query, key, value, _channel_decay(key)
+    return rwkv7(*arrays, -erase_key, 0.5 * erase_key, **options)
 
   return _jla_function(call)
 
@@ -162,10 +163,10 @@ def _rwkv_ops():
   import rwkv_ops
 
   def call(query, key, value, **options):
-    removed = _unit(key)
+    erase_key = _unit(key)
     decay = jnp.exp(_channel_decay(key)).astype(key.dtype)
-    given = query, decay, key, value, -removed, 0.5 * removed
-    return rwkv_ops.generalized_delta_rule(*given, **options)
+    arrays = query, decay, key, value, -erase_key, 0.5 * erase_key
+    return rwkv_ops.generalized_delta_rule(*arrays, **options)
 
   return _function(call, "initial_state", return_state="output_final_state")
 
@@ -174,14 +175,14 @@ def _mamba3():
   from mamba3_jax import ssd_forward
 
   def call(query, key, value, *, initial_state=None, return_state=False):
-    written = _beta(key)
+    beta = _beta(key)
     out, state = ssd_forward(
       value,
       query,
       key,
       _decay(key),
-      written,
-      written * jnp.sum(query * key, axis=-1),
+      beta,
+      beta * jnp.sum(query * key, axis=-1),
       jnp.zeros((value.shape[2],), value.dtype),
       chunk_size=64,
       initial_states=None if initial_state is None else initial_state[:, None],
@@ -264,8 +265,8 @@ def _nnx():
   return from_nnx(module, 32)
 
 
-def _named(path):
-  """A function that needs no adapter, by its import path."""
+def _import(path):
+  """Returns the maker of a function that needs no adapter."""
 
   def make():
     module, _, name = path.partition(":")
@@ -275,7 +276,7 @@ def _named(path):
   return make
 
 
-def _ours(name, *gates, **options):
+def _library(name, *gates, **options):
   import attention
 
   function = functools.partial(getattr(attention, name), **options)
@@ -283,9 +284,10 @@ def _ours(name, *gates, **options):
     return function
 
   def call(query, key, value, **options):
-    own = key if name == "gated_linear_attention" else _unit(key)
-    read = {x: gate(key) for x, gate in gates}
-    return function(query, own, value, **read, **options)
+    gate_arrays = {x: gate(key) for x, gate in gates}
+    if name != "gated_linear_attention":
+      key = _unit(key)
+    return function(query, key, value, **gate_arrays, **options)
 
   return _function(call, "mask segment_ids scale initial_state return_state")
 
@@ -301,48 +303,48 @@ FUNCTIONS: dict[str, Entry] = {
   "dense": Entry(
     "dense_attention",
     "attention-laboratory",
-    _named("attention:dense_attention"),
+    _import("attention:dense_attention"),
   ),
   "flash": Entry(
     "flash_attention",
     "attention-laboratory",
-    _named("attention:flash_attention"),
+    _import("attention:flash_attention"),
   ),
   "sliding_window": Entry(
     "sliding_window_attention, window=4",
     "attention-laboratory",
-    lambda: _ours("sliding_window_attention", window=4),
+    lambda: _library("sliding_window_attention", window=4),
   ),
   "gated_linear": Entry(
     "gated_linear_attention, decays of channels",
     "attention-laboratory",
-    lambda: _ours("gated_linear_attention", ("log_decay", _channel_decay)),
+    lambda: _library("gated_linear_attention", ("log_decay", _channel_decay)),
   ),
   "gated_delta": Entry(
     "delta_rule_attention, as Gated DeltaNet",
     "attention-laboratory",
-    lambda: _ours("delta_rule_attention", *_GDN),
+    lambda: _library("delta_rule_attention", *_GDN),
   ),
   "kimi_delta": Entry(
     "delta_rule_attention, as KDA",
     "attention-laboratory",
-    lambda: _ours("delta_rule_attention", *_KDA),
+    lambda: _library("delta_rule_attention", *_KDA),
   ),
   "jax_nn": Entry(
     "jax.nn.dot_product_attention",
     "jax",
-    _named("jax.nn:dot_product_attention"),
+    _import("jax.nn:dot_product_attention"),
   ),
   "linen_function": Entry(
     "linen.dot_product_attention",
     "flax",
-    _named("flax.linen:dot_product_attention"),
+    _import("flax.linen:dot_product_attention"),
     _LINEN_SOFTMAX,
   ),
   "nnx_function": Entry(
     "nnx.dot_product_attention",
     "flax",
-    _named("flax.nnx:dot_product_attention"),
+    _import("flax.nnx:dot_product_attention"),
   ),
   "linen_module": Entry("linen.MultiHeadDotProductAttention", "flax", _linen),
   "nnx_module": Entry("nnx.MultiHeadAttention", "flax", _nnx),
@@ -415,13 +417,11 @@ FUNCTIONS: dict[str, Entry] = {
 
 
 def __getattr__(name: str) -> Any:
-  """Makes an entry when its name is imported, so one library at a time is needed."""
+  """Makes an entry when its name is imported, which imports only its library."""
   if name not in FUNCTIONS:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  made = FUNCTIONS[name].make()
+  function = FUNCTIONS[name].make()
   path = f"{__name__}:{name}"
-  if isinstance(made, Function):
-    import dataclasses
-
-    return dataclasses.replace(made, path=made.path or path)
-  return Function(made, path)
+  if isinstance(function, Function):
+    return dataclasses.replace(function, path=function.path or path)
+  return Function(function, path)

@@ -1,12 +1,12 @@
-"""Plants faults, one at a time, and runs the tests of that part: each must fail.
+"""Plants faults one at a time and checks that the tests of that code fail.
 
     python -m tests.verification.mutants                  # all of them
-    python -m tests.verification.mutants --only=delta     # whose file or name has this text
+    python -m tests.verification.mutants --only=delta     # a part of a file or name
     python -m tests.verification.mutants --workers=2
 
-So a suite that has become shorter is known to say the same. Each worker has a copy
-of the working tree. At the end, the tests that have found a fault run without one,
-where they must pass. The exit code is 1 where a fault survives.
+It shows that a shorter test suite still catches the same faults. Each worker has a
+copy of the working tree. At the end, the tests that caught faults run once more
+without any, and must pass. The exit code is 1 if a fault survives.
 """
 
 import argparse
@@ -32,22 +32,22 @@ MUTANTS = (
 )
 
 _LIMIT = 300.0
-"""Seconds for the tests of a fault."""
+"""The time limit in seconds of the tests of one fault."""
 
 
 class Verdict(NamedTuple):
-  """What the tests found.
+  """The result of the tests of a fault.
 
   Attributes:
-    is_caught: whether a test failed or never came back.
-    seconds: how long they took.
-    told: the test, or why there is none.
-    test: the one that failed.
+    is_caught: whether a test failed or hung.
+    seconds: the time that the tests took.
+    reason: the failed test, or why no test is named.
+    test: the failed test, if any.
   """
 
   is_caught: bool
   seconds: float
-  told: str
+  reason: str
   test: str = ""
 
 
@@ -59,8 +59,10 @@ def main() -> None:
   flags = parser.parse_args()
   if flags.workers < 1:
     parser.error(f"--workers: expected at least 1, got {flags.workers}")
-  if moved := [f"{x.file}: {x.name}" for x in MUTANTS if not fits(x)]:
-    sys.exit(f"expected the old text once, and tests, of: {'; '.join(moved)}")
+  if outdated := [f"{x.file}: {x.name}" for x in MUTANTS if not fits(x)]:
+    sys.exit(
+      f"expected the old text once, and tests, of: {'; '.join(outdated)}"
+    )
   chosen = [x for x in MUTANTS if flags.only in x.file or flags.only in x.name]
   if not chosen:
     parser.error(f"--only: expected a part of a file or name, got {flags.only}")
@@ -68,25 +70,25 @@ def main() -> None:
 
 
 def fits(mutant: Mutant) -> bool:
-  """Whether the text that a fault replaces is there, once, and its tests are."""
+  """Returns whether a fault's old text occurs once and its tests exist."""
   path = ROOT / mutant.file
   paths = [x for x in selection(mutant.tests) if not x.startswith("-")]
-  is_there = path.is_file() and path.read_text().count(mutant.old) == 1
-  return is_there and all((ROOT / x).exists() for x in paths)
+  is_unique = path.is_file() and path.read_text().count(mutant.old) == 1
+  return is_unique and all((ROOT / x).exists() for x in paths)
 
 
 def are_caught(mutants: Sequence[Mutant], workers: int) -> bool:
-  """Whether the tests find all of them; one line is printed for each."""
+  """Tries faults, prints a line for each, and returns whether all are caught."""
   trees: queue.SimpleQueue[pathlib.Path] = queue.SimpleQueue()
 
-  def one(mutant: Mutant) -> Verdict:
+  def try_fault(mutant: Mutant) -> Verdict:
     tree = trees.get()
     try:
-      verdict = tried(tree, mutant)
+      verdict = run_tests(tree, mutant)
     finally:
       trees.put(tree)
     word = "caught  " if verdict.is_caught else "SURVIVED"
-    place = f"{mutant.file}: {mutant.name} · {verdict.told}"
+    place = f"{mutant.file}: {mutant.name} · {verdict.reason}"
     print(f"{word} {verdict.seconds:6.1f} s  {place}", flush=True)
     return verdict
 
@@ -95,30 +97,30 @@ def are_caught(mutants: Sequence[Mutant], workers: int) -> bool:
       folder = stack.enter_context(tempfile.TemporaryDirectory())
       trees.put(copy(pathlib.Path(folder)))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-      verdicts = list(pool.map(one, mutants))
+      verdicts = list(pool.map(try_fault, mutants))
     tests = sorted({x.test for x in verdicts if x.test})
     code, output = 0, ""
-    if tests:  # Of none, pytest would run all.
+    if tests:  # Without names, pytest would run all tests.
       code, output = run(trees.get(), tests, _LIMIT + 30.0 * len(tests))
-  false = FAILED.findall(output)
-  if code != 0 and not false:  # They did not run.
-    false = tests
-  for test in false:
+  false_alarms = FAILED.findall(output)
+  if code != 0 and not false_alarms:  # The tests did not run.
+    false_alarms = tests
+  for test in false_alarms:
     print(f"fails without a fault: {test}")
-  caught = sum(x.is_caught and x.test not in false for x in verdicts)
+  caught = sum(x.is_caught and x.test not in false_alarms for x in verdicts)
   print(f"{caught} of {len(mutants)} faults are caught")
   return caught == len(mutants)
 
 
 def selection(tests: str | Sequence[str]) -> list[str]:
-  """What pytest is given for the tests of a fault."""
+  """Returns the arguments of pytest for the tests of a fault."""
   if not isinstance(tests, str):
     return [*tests]
   return [tests] if "/" in tests else [f"--of={tests}", "tests/attention"]
 
 
-def tried(tree: pathlib.Path, mutant: Mutant) -> Verdict:
-  """What the tests say of a fault that is planted in a tree, and taken out again."""
+def run_tests(tree: pathlib.Path, mutant: Mutant) -> Verdict:
+  """Plants a fault in a tree, runs its tests, and restores the file."""
   path = tree / mutant.file
   text = path.read_text()
   path.write_text(text.replace(mutant.old, mutant.new))

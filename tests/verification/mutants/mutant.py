@@ -1,4 +1,4 @@
-"""What a fault is."""
+"""Defines planted faults and the tests that judge shared files."""
 
 import pathlib
 from typing import NamedTuple
@@ -17,19 +17,21 @@ JUDGES = {
   **dict.fromkeys(("recurrence", "arrays", "packing"), "gated_linear"),
   **dict.fromkeys(("gates", "triangular"), "gated_delta"),
 }
-"""Shared file of `attention/` -> the mechanism whose tests judge it; CONTRIBUTING.md
-has the same table."""
+"""Shared file of `attention/` -> the mechanism whose tests judge it.
+
+CONTRIBUTING.md has the same table.
+"""
 
 
 class Mutant(NamedTuple):
   """A fault that changes what a user sees.
 
   Attributes:
-    file: where it is planted.
-    old: a text that the file has once.
-    new: what takes its place.
-    tests: what must fail: tests of a mechanism, of a folder, or of several files.
-    name: what is wrong then.
+    file: the file in which it is planted.
+    old: a text that occurs once in the file.
+    new: the text that replaces it.
+    tests: the tests that must fail: of a mechanism, of a folder, or of several files.
+    name: the wrong behavior.
   """
 
   file: str
@@ -40,7 +42,7 @@ class Mutant(NamedTuple):
 
 
 def files(folder: str, *names: str) -> tuple[str, ...]:
-  """The files of tests of these names in a folder, or all of them."""
+  """Returns the named test files of a folder, or all of them."""
   if names:
     return tuple(f"{folder}/test_{name}.py" for name in names)
   paths = (ROOT / folder).glob("test_*.py")

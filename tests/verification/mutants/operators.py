@@ -1,4 +1,4 @@
-"""Mutations of a source: cosmic-ray's small ones, and two of arguments."""
+"""Mutates source code: small mutations of cosmic-ray, and two of arguments."""
 
 import ast
 from collections.abc import Iterator
@@ -18,30 +18,30 @@ _NEAR = (
   "Eq_NotEq NotEq_Eq Lt_LtE LtE_Lt Gt_GtE GtE_Gt Lt_Gt Gt_Lt Is_IsNot IsNot_Is",
   "UAdd_USub USub_UAdd Delete_USub Delete_Invert Delete_Not",
 )
-"""Replacements of an operator by a similar one: any other rarely even runs."""
+"""Replacements of an operator by a similar one; others rarely run at all."""
 _PAIRS = {pair for pairs in _NEAR for pair in pairs.split()}
-_OTHERS = {"RemoveDecorator", "VariableReplacer", "VariableInserter"}
+_EXCLUDED = {"RemoveDecorator", "VariableReplacer", "VariableInserter"}
 _COMMUTATIVE = {"add", "equal", "logical_and", "logical_or", "max", "maximum"}
 _COMMUTATIVE |= {"min", "minimum", "multiply", "not_equal"}
 
 
 class SwapArguments(Operator):
-  """f(x, y) becomes f(y, x), for two names, where f does not commute."""
+  """Turns f(x, y) into f(y, x), for two names, unless f is commutative."""
 
   def mutation_positions(self, node):
     return [
       (node.children[i].start_pos, node.children[i].end_pos)
-      for i in self._firsts(node)
+      for i in self._first_arguments(node)
     ]
 
   def mutate(self, node, index):
-    i = self._firsts(node)[index]
+    i = self._first_arguments(node)[index]
     children = node.children
     children[i], children[i + 2] = children[i + 2], children[i]
     return node
 
   @staticmethod
-  def _firsts(node):
+  def _first_arguments(node):
     children = node.children if node.type == "arglist" else []
     called = node.parent.get_previous_sibling() if children else None
     if called and called.get_last_leaf().value in _COMMUTATIVE:
@@ -60,7 +60,7 @@ class SwapArguments(Operator):
 
 
 class DropKeyword(Operator):
-  """f(x, y=1) becomes f(x), except where `strict` only asserts."""
+  """Turns f(x, y=1) into f(x), except for `strict`, which only asserts."""
 
   def mutation_positions(self, node):
     return [
@@ -96,7 +96,7 @@ OPERATORS = {
   **{
     name: plugins.get_operator(name)
     for name in plugins.operator_names()
-    if name.rpartition("/")[2] not in _OTHERS
+    if name.rpartition("/")[2] not in _EXCLUDED
     and ("Operator_" not in name or name.partition("Operator_")[2] in _PAIRS)
   },
   "SwapArguments": SwapArguments,
@@ -105,22 +105,22 @@ OPERATORS = {
 
 
 def mutations(source: str) -> Iterator[tuple[str, int, tuple[int, int]]]:
-  """Operator, occurrence and place of each mutation."""
+  """Yields operator, occurrence and position of each mutation."""
   nodes = list(ast_nodes(get_ast(source)))
   for name, operator in OPERATORS.items():
-    places = [
+    positions = [
       (node, start)
       for node in nodes
       for start, _ in operator().mutation_positions(node)
     ]
-    for occurrence, (node, start) in enumerate(places):
-      # The * of a signature is no product.
+    for occurrence, (node, start) in enumerate(positions):
+      # The * of a signature is not a product.
       if not node.parent or node.parent.type != "parameters":
         yield name, occurrence, start
 
 
-def mutated(source: str, operator: str, occurrence: int) -> str:
-  """The source with one mutation, unchanged where that is no Python."""
+def mutate(source: str, operator: str, occurrence: int) -> str:
+  """Returns source with one mutation, or unchanged if that is invalid Python."""
   text = mutate_code(source, OPERATORS[operator](), occurrence)
   try:
     ast.parse(text)

@@ -1,20 +1,19 @@
 """Plants random faults, one at a time, and measures how many the suite catches.
 
-    python -m pip install cosmic-ray pytest-cov   # In an environment of its own: see below.
+    python -m pip install cosmic-ray pytest-cov   # In a separate environment: see below.
     COVERAGE_FILE=lines python -m pytest -m "not thorough" --cov --cov-context=test tests/tasks
     python -m tests.verification.mutants.random_faults --faults=300 --seed=1 --record=faults.jsonl --lines=lines
 
-The second command is optional. It records which tests run which line, once for each
-folder of tests, and a fault is then tried against those tests alone; `coverage
-combine` makes one file of several. Without a record of its line, a fault is tried
-against the tests of its folder.
+The second command is optional. For one folder of tests, it records which tests run
+which line; `coverage combine` merges the files of several folders. A fault then needs
+only the tests of its line. Without a record of its line, the tests of its folder run.
 
-The suite does not depend on cosmic-ray. A second environment that sees the packages
-of `.venv` through a `.pth` file is enough. A fault is a random line of the product
-and one random mutation of it: an operator, a comparison, a number, a condition, two
-arguments swapped, a keyword argument dropped. Each line of the record is a fault and
-its result, so that the same command continues a record that was interrupted.
-Survivors that change nothing go into `equivalent.json` with the reason.
+The test suite does not need cosmic-ray: use a second environment that imports the
+packages of `.venv` through a `.pth` file. A fault is a random mutation of a random
+line: of an operator, a comparison, a number or a condition, two swapped arguments, or
+a dropped keyword argument. Each line of the record is a fault and its result. The same
+command resumes an interrupted record. Survivors that change nothing are listed in
+`equivalent.json` with the reason.
 """
 
 import argparse
@@ -34,18 +33,18 @@ from typing import NamedTuple
 import coverage
 
 from tests.verification.mutants.mutant import JUDGES, ROOT
-from tests.verification.mutants.operators import mutated, mutations
+from tests.verification.mutants.operators import mutate, mutations
 from tests.verification.mutants.trial import FAILED, copy, run
 
 FOLDERS = ("attention", "models", "training", "tasks", "comparison", "projects")
 _SKIPPED = re.compile(r"attention/(definitions|testing)/|/(tests|configs)/")
 _JUDGES_ELSEWHERE = {
   "attention": ["tests/verification/peers"],
-  # Of published weights, and of the defaults of every config.
+  # Tests of published weights, and of the defaults of every config.
   "projects": ["tests/models/published", "tests/training/test_config_help.py"],
   "comparison": ["tests/test_compare.py"],
 }
-"""Package: tests outside its own folder that judge it."""
+"""Package -> tests outside its folder that judge it."""
 
 _EQUIVALENT = pathlib.Path(__file__).parent / "equivalent.json"
 
@@ -57,7 +56,7 @@ class Fault(NamedTuple):
     file: the path from the root of the tree.
     line: the number of the line, from 1.
     operator: the mutation operator.
-    occurrence: which of the operator's places in the file.
+    occurrence: the number of the operator's occurrence in the file.
   """
 
   file: str
@@ -74,10 +73,12 @@ def main() -> None:
   parser.add_argument("--faults", type=int, default=300)
   parser.add_argument("--seed", type=int, default=1)
   parser.add_argument(
-    "--limit", type=float, default=1200.0, help="seconds each"
+    "--limit", type=float, default=1200.0, help="seconds per fault"
   )
   parser.add_argument("--record", type=pathlib.Path, required=True)
-  parser.add_argument("--lines", type=pathlib.Path, help="coverage's file")
+  parser.add_argument(
+    "--lines", type=pathlib.Path, help="data file of coverage"
+  )
   flags = parser.parse_args()
   flags.record.touch()
   results = [json.loads(x) for x in flags.record.read_text().splitlines()]
@@ -87,7 +88,7 @@ def main() -> None:
     for _, fault in zip(range(flags.faults), sample(flags.seed), strict=False):
       if fault in done:
         continue
-      results.append(tried(tree, fault, flags.limit, flags.lines))
+      results.append(run_tests(tree, fault, flags.limit, flags.lines))
       with flags.record.open("a") as record:
         record.write(json.dumps(results[-1]) + "\n")
       print(results[-1]["result"], results[-1]["diff"], sep="\n", flush=True)
@@ -95,7 +96,7 @@ def main() -> None:
 
 
 def sample(seed: int) -> Iterator[Fault]:
-  """Faults of random lines, without end: each line once, one mutation of each."""
+  """Yields one random mutation per line, in a random order of lines."""
   lines = [
     (str(path.relative_to(ROOT)), number)
     for folder in FOLDERS
@@ -106,18 +107,18 @@ def sample(seed: int) -> Iterator[Fault]:
   generator = random.Random(seed)
   generator.shuffle(lines)
   for file, line in lines:
-    choices = [x for x in _mutations(file) if x[0] == line]
-    generator.shuffle(choices)
+    candidates = [x for x in _mutations(file) if x[0] == line]
+    generator.shuffle(candidates)
     source = (ROOT / file).read_text()
-    for _, operator, occurrence in choices:
-      if mutated(source, operator, occurrence) != source:
+    for _, operator, occurrence in candidates:
+      if mutate(source, operator, occurrence) != source:
         yield Fault(file, line, operator, occurrence)
         break
 
 
 @functools.cache
 def _mutations(file: str) -> list[tuple[int, str, int]]:
-  """Line, operator and occurrence of every mutation."""
+  """Returns line, operator and occurrence of every mutation."""
   source = (ROOT / file).read_text()
   ignored = _ignored(source)
   return [
@@ -128,14 +129,14 @@ def _mutations(file: str) -> list[tuple[int, str, int]]:
 
 
 def _ignored(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-  """Spans that no test needs to judge.
+  """Returns the spans that tests need not judge.
 
-  They are annotations, decorators, docstrings, error messages, logging, and the
-  sizes that configs and benchmarks use.
+  They are annotations, decorators, docstrings, imports, error messages, logging, and
+  the sizes that configs and benchmarks use.
   """
   lines = source.splitlines()
 
-  def place(line: int, offset: int) -> tuple[int, int]:
+  def position(line: int, offset: int) -> tuple[int, int]:
     return line, len(lines[line - 1].encode()[:offset].decode())
 
   nodes = []
@@ -158,32 +159,32 @@ def _ignored(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
       case ast.Expr(value=ast.Constant()) | ast.Import() | ast.ImportFrom():
         nodes.append(node)
   return [
-    (place(x.lineno, x.col_offset), place(x.end_lineno, x.end_col_offset))
+    (position(x.lineno, x.col_offset), position(x.end_lineno, x.end_col_offset))
     for x in nodes
     if x is not None
   ]
 
 
-def tried(
+def run_tests(
   tree: pathlib.Path, fault: Fault, limit: float, lines: pathlib.Path | None
 ) -> dict:
-  """The result of a fault that is planted in a tree, and taken out again."""
+  """Plants a fault in a tree, runs its tests, and restores the file."""
   path = tree / fault.file
   source = path.read_text()
-  text = mutated(source, fault.operator, fault.occurrence)
-  compared = difflib.ndiff(source.splitlines(), text.splitlines())
-  diff = [line for line in compared if line.startswith(("- ", "+ "))]
+  text = mutate(source, fault.operator, fault.occurrence)
+  delta = difflib.ndiff(source.splitlines(), text.splitlines())
+  diff = [line for line in delta if line.startswith(("- ", "+ "))]
   start, result, test = time.monotonic(), "survived", ""
   try:
     path.write_text(text)
-    covering = lines and runs_of_line(lines, fault, source)
-    for tests in [covering] if covering else selections(tree, fault, source):
+    covering = lines and covering_tests(lines, fault, source)
+    for tests in [covering] if covering else likely_tests(tree, fault, source):
       code, output = run(tree, ["-x", "-n0", *tests], limit)
       if failed := FAILED.search(output):
         result, test = "caught", failed[1]
       elif code is None:
         result = "caught" if output == "hung" else "unfinished"
-      # 5: a file without tests that are not `thorough`.
+      # 5: no test is selected, since all are `thorough`.
       elif code not in (0, 5):
         result, test = "caught", "no test can be collected"
       if result != "survived":
@@ -199,8 +200,8 @@ def tried(
   }
 
 
-def runs_of_line(lines: pathlib.Path, fault: Fault, source: str) -> list[str]:
-  """The functions whose tests run the statement of a fault, the nearest first."""
+def covering_tests(lines: pathlib.Path, fault: Fault, source: str) -> list[str]:
+  """Returns the tests that run a fault's statement, those of its file first."""
   data = coverage.CoverageData(str(lines))
   data.read()
   statement = max(
@@ -212,8 +213,8 @@ def runs_of_line(lines: pathlib.Path, fault: Fault, source: str) -> list[str]:
     ),
     key=lambda node: node.lineno,
   )
-  inner = [x.lineno for x in getattr(statement, "body", [])]
-  last = min([*inner, (statement.end_lineno or 0) + 1])
+  body_lines = [x.lineno for x in getattr(statement, "body", [])]
+  last = min([*body_lines, (statement.end_lineno or 0) + 1])
   stem = pathlib.Path(fault.file).stem
   tests = {
     context.partition("|")[0].partition("[")[0]
@@ -227,10 +228,10 @@ def runs_of_line(lines: pathlib.Path, fault: Fault, source: str) -> list[str]:
   return sorted(tests, key=lambda x: (f"test_{stem}.py" not in x, x))
 
 
-def selections(
+def likely_tests(
   tree: pathlib.Path, fault: Fault, source: str
 ) -> list[list[str]]:
-  """What pytest is given, the likeliest tests first, at last the whole folder."""
+  """Returns arguments of pytest: the likeliest tests first, then the folder."""
   package, project, *_ = fault.file.split("/")
   stem = pathlib.Path(fault.file).stem
   folder = f"tests/{package}"
@@ -245,11 +246,11 @@ def selections(
   }
   near = {}
   for path in sorted((tree / folder).rglob("test_*.py")):
-    found = [x for x in words if re.search(rf"\b{x}\b", path.read_text())]
-    if found or path.stem == f"test_{stem}":
+    matches = [x for x in words if re.search(rf"\b{x}\b", path.read_text())]
+    if matches or path.stem == f"test_{stem}":
       near[str(path.relative_to(tree))] = (
         path.stem != f"test_{stem}",
-        -len(found),
+        -len(matches),
       )
   first = sorted(near, key=near.__getitem__)
   factories = re.findall(r"^@attention_factory\ndef (\w+)", source, re.M)
@@ -260,7 +261,7 @@ def selections(
 
 
 def summary(results: list[dict]) -> str:
-  """How many are caught, with Wilson's interval of 95 %, and who survives."""
+  """Returns the survivors and the share of caught faults, with a 95 % interval."""
   equivalent = json.loads(_EQUIVALENT.read_text())
   counted = [x for x in results if x["diff"] not in equivalent]
   caught, n = sum(x["result"] == "caught" for x in counted), len(counted)
@@ -269,11 +270,10 @@ def summary(results: list[dict]) -> str:
   half = (
     z / (n + z * z) * (caught * (n - caught) / max(n, 1) + z * z / 4) ** 0.5
   )
-  rest = [x for x in counted if x["result"] != "caught"]
-  told = [f"{x['result']} {x['diff']}" for x in rest]
+  survivors = [x for x in counted if x["result"] != "caught"]
   return "\n".join(
     [
-      *told,
+      *(f"{x['result']} {x['diff']}" for x in survivors),
       f"{caught} of {n} faults are caught, {caught / max(n, 1):.0%} "
       f"({centre - half:.0%} to {centre + half:.0%}); "
       f"{len(results) - n} more change nothing",

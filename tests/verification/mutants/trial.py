@@ -1,4 +1,4 @@
-"""A copy of the working tree, and its tests."""
+"""Copies the working tree and runs its tests."""
 
 from collections.abc import Sequence
 import contextlib
@@ -18,15 +18,15 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.*?)(?: - .*)?$", re.MULTILINE)
 
 
 def copy(folder: pathlib.Path) -> pathlib.Path:
-  """A copy of the working tree, tracked files and others that are not ignored."""
+  """Copies the files of the working tree that git does not ignore."""
   command = ["git", "ls-files", "-coz", "--exclude-standard"]
-  listed = subprocess.check_output(command, cwd=ROOT, text=True)
+  names = subprocess.check_output(command, cwd=ROOT, text=True)
   tree = folder / "tree"
-  for name in listed.split("\0"):
+  for name in names.split("\0"):
     if (ROOT / name).is_file():
       (tree / name).parent.mkdir(parents=True, exist_ok=True)
       shutil.copy2(ROOT / name, tree / name)
-  data = ROOT.parent / "shared"  # Some tests read what is there.
+  data = ROOT.parent / "shared"  # Some tests read this folder.
   if data.exists():
     (folder / "shared").symlink_to(data.resolve())
   return tree
@@ -35,14 +35,14 @@ def copy(folder: pathlib.Path) -> pathlib.Path:
 def run(
   tree: pathlib.Path, arguments: Sequence[str], limit: float
 ) -> tuple[int | None, str]:
-  """Exit code and output of pytest.
+  """Returns the exit code and the output of pytest.
 
-  Beyond the limit the code is None, and the output says whether one test took more
-  than half of it ('hung') or all of them together ('unfinished').
+  After the time limit the code is None. The output is 'hung' if a single test took
+  more than half of the limit, else 'unfinished'.
   """
   command = [sys.executable, "-m", "pytest", "-q", "-m", "not thorough"]
   environment = os.environ | {
-    "PYTHONDONTWRITEBYTECODE": "1",  # Nor is a stale file read.
+    "PYTHONDONTWRITEBYTECODE": "1",  # Stale bytecode would hide a fault.
     "PYTHONPATH": str(tree),
   }
   with tempfile.TemporaryFile("w+") as output:

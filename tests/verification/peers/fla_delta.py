@@ -1,4 +1,4 @@
-"""Cases of make_fla.py: the delta rule, its gates and Comba."""
+"""Adds cases for make_fla.py: the delta rule, its gates and Comba."""
 
 from typing import Any
 
@@ -23,10 +23,10 @@ from vectors import Draw, Vectors, unit
 
 
 def delta_inputs(draw: Draw, channels: bool | None = None) -> dict[str, Any]:
-  """As `qkv`, with keys of length 1, rates, decays and a first state."""
+  """Draws `qkv` with unit keys, β, decays and an initial state."""
   x = draw.qkv()
   x["query"], x["key"] = unit(x["query"]), unit(x["key"])
-  # Keys that repeat are replaced.
+  # The rule replaces the values of repeated keys.
   x["key"][:, 20:24] = x["key"][:, 20:21]
   x["beta"] = draw.uniform(0, 1, 1, T, N)
   if channels is not None:
@@ -36,7 +36,7 @@ def delta_inputs(draw: Draw, channels: bool | None = None) -> dict[str, Any]:
 
 
 def delta(file: Vectors) -> None:
-  """The delta rule and its gates."""
+  """Adds the delta rule and its gates."""
   rule = {"function": "delta_rule_attention"}
   rule["options"] = {"return_state": True}
   plain, gated = peer("delta_rule"), peer("gated_delta_rule")
@@ -141,7 +141,7 @@ def delta(file: Vectors) -> None:
 
 
 def comba_cases(file: Vectors, comba: Any, rule: dict[str, Any]) -> None:
-  """Comba, as a rule and with its gates.
+  """Adds Comba, as a rule and with its gates.
 
   `naive_recurrent_comba` decays the state before it erases: that is neither the rule of
   the peer's kernels nor the paper's (arXiv:2506.02475, equation 9), so the witness is
@@ -186,7 +186,7 @@ def comba_cases(file: Vectors, comba: Any, rule: dict[str, Any]) -> None:
 
   draw = Draw("comba_gates")
   inputs, kernel = draw.normal(1, T, 6), draw.normal(6, N, scale=0.5)
-  # The second head decays at two positions alone, by about e⁻³⁰.
+  # The second head decays only at two positions, by about e⁻³⁰.
   inputs[..., 5], kernel[:, 1] = 0.0, [0, 0, 0, 0, 0, 8]
   inputs[:, (12, 25), 5] = 1.1875
   params = {

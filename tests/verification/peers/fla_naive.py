@@ -1,4 +1,4 @@
-"""The naive references of flash-linear-attention, and inputs of make_fla.py."""
+"""Imports naive references of flash-linear-attention for make_fla.py."""
 
 import importlib.util
 import itertools
@@ -11,13 +11,13 @@ import torch
 OPS = pathlib.Path(importlib.util.find_spec("fla").origin).parent / "ops"
 T, N, H, V = 29, 2, 4, 3
 CUTS = (0, 5, 17, T)
-"""Where segments begin; a peer without segments is called for each."""
+"""Starts of segments; peers without segments are called once per segment."""
 
 SEGMENT_IDS = np.searchsorted(CUTS, np.arange(T), side="right")[None] - 1
 
 
 def peer(name: str) -> Any:
-  """The module fla/ops/`name`/naive.py."""
+  """Imports fla/ops/`name`/naive.py."""
   path = OPS / name / "naive.py"
   spec = importlib.util.spec_from_file_location(name.replace("/", "_"), path)
   module = importlib.util.module_from_spec(spec)
@@ -26,12 +26,12 @@ def peer(name: str) -> Any:
 
 
 def heads_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
-  """`[B, T, N, …]` as `[B, N, T, …]`, and back."""
+  """Swaps the axes T and N of `[B, T, N, …]` or `[B, N, T, …]`."""
   return [x.transpose(1, 2) for x in tensors]
 
 
 def segmented(call):
-  """`call` for each segment on its own, with no state at the start."""
+  """Wraps `call` to run once per segment, without an initial state."""
 
   def run(segment_ids=None, **given):
     del segment_ids
@@ -48,11 +48,11 @@ PACKED = {
   "fixed": {"segment_ids": np.array([0, 2, 3])[SEGMENT_IDS]},
   "options": {"num_segments": 4, "return_state": True},
 }
-"""Four segments, of which one is empty, with states of their own."""
+"""Four segments with their own states; one segment is empty."""
 
 
 def packed(call):
-  """`call` for each segment on its own, with its own first and last state."""
+  """Wraps `call` to run once per segment, with the segment's states."""
 
   def run(segment_ids=None, initial_state=None, **given):
     del segment_ids
@@ -62,23 +62,23 @@ def packed(call):
         n: x if n in ("regularizer", "bonus") else x[:, a:b]
         for n, x in given.items()
       }
-      found = call(**part, initial_state=states[i])
-      outs.append(found["out"])
-      states[i] = found["state"]
+      outputs = call(**part, initial_state=states[i])
+      outs.append(outputs["out"])
+      states[i] = outputs["state"]
     return {"out": torch.cat(outs, 1), "state": torch.stack(states, 1)}
 
   return run
 
 
 def states_of_segments(draw, given):
-  """`given` with a first state for each of the segments."""
+  """Adds an initial state per segment to `given`."""
   state = given["initial_state"]
   more = [draw.normal(*state.shape) for _ in range(3)]
   return given | {"initial_state": np.stack([state, *more], 1)}
 
 
 def add_with_states(file, name, call, draw, given, *, witness, **facts):
-  """Adds a case with a state, and one whose segments have states of their own."""
+  """Adds a case with a state, and one with a state per segment."""
   state = {"options": {"return_state": True}}
   file.add(name, call, witness=witness, given=given, **state, **facts)
   file.add(
@@ -92,5 +92,5 @@ def add_with_states(file, name, call, draw, given, *, witness, **facts):
 
 
 def results(pair) -> dict[str, torch.Tensor]:
-  """The results of a function that returns (out, state)."""
+  """Names the results of a function that returns (out, state)."""
   return {"out": pair[0], "state": pair[1]}

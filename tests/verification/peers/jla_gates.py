@@ -1,4 +1,4 @@
-"""Cases of make_jla.py: mechanisms whose gates are those of jla's layers."""
+"""Adds cases for make_jla.py: mechanisms with the gates of jla's layers."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ PARAMS: dict[str, tuple[str, dict[str, str]]] = {
     },
   ),
 }
-"""Kinds of layers, and where they have a mechanism's parameters."""
+"""Layer kinds, and the paths of a mechanism's parameters in them."""
 
 RULES = {
   "gla": "gla",
@@ -52,7 +52,7 @@ RULES = {
 
 
 def shape(mechanism: str, name: str) -> tuple[int, ...]:
-  """The shape of a parameter."""
+  """Returns the shape of a parameter."""
   channels = mechanism in ("kimi_delta", "gated_delta_2")
   return {
     "gate_down": (F, R),
@@ -70,7 +70,7 @@ def shape(mechanism: str, name: str) -> tuple[int, ...]:
 
 
 def config(**options: Any) -> LinearAttentionConfig:
-  """Two heads, without a convolution."""
+  """Returns a config with two heads and no convolution."""
   sizes = {"num_k_heads": N, "num_v_heads": N, "head_k_dim": H, "head_v_dim": V}
   return LinearAttentionConfig(
     **sizes, conv_size=0, gate_low_rank_dim=R, **options
@@ -85,8 +85,8 @@ COMMON = {
 }
 
 
-def placed(layer: Any, path: str, x: jax.Array) -> Any:
-  """The layer with an array in the place of another of as many numbers."""
+def replace_array(layer: Any, path: str, x: jax.Array) -> Any:
+  """Returns the layer with one array replaced by another of equal size."""
 
   def at(layer):
     for name in path.split("."):
@@ -97,13 +97,13 @@ def placed(layer: Any, path: str, x: jax.Array) -> Any:
 
 
 def gates(file: Vectors) -> None:
-  """Rates and decays that a layer reads from its inputs."""
+  """Adds β and decays that a layer computes from its inputs."""
   for mechanism, (kind, paths) in PARAMS.items():
 
     def call(query, key, value, inputs, kind=kind, paths=paths, **params):
       layer = make_mixer(kind, F, config(), **COMMON)
       for name, path in paths.items():
-        layer = placed(layer, path, params[f"params/{name}"])
+        layer = replace_array(layer, path, params[f"params/{name}"])
       unit = {} if kind == "gla" else {"use_qk_l2norm": True}
       rule = getattr(reference, RULES[kind])
       return {"out": rule(query, key, value, **layer.gates(inputs), **unit)[0]}
@@ -127,17 +127,17 @@ def gates(file: Vectors) -> None:
 
 
 def product(file: Vectors) -> None:
-  """Gated DeltaProduct; the last of its three keys and values are a call's."""
+  """Adds Gated DeltaProduct; the call has the last of its three keys and values."""
   count = 3
 
   def call(query, key, value, inputs, **params):
     p = {name.removeprefix("params/"): x for name, x in params.items()}
     options = {"allow_neg_eigval": True, "num_householder": count}
     layer = GatedDeltaProduct(F, config(**options), **COMMON)
-    layer = placed(layer, "b_proj.weight", p["rate_kernel"])
-    layer = placed(layer, "a_proj.weight", p["step_kernel"])
+    layer = replace_array(layer, "b_proj.weight", p["rate_kernel"])
+    layer = replace_array(layer, "a_proj.weight", p["step_kernel"])
     for name, path in STEPS.items():
-      layer = placed(layer, path, p[name])
+      layer = replace_array(layer, path, p[name])
 
     def joined(name, last):
       kernel = p[f"other_{name}_kernel"]
@@ -145,13 +145,13 @@ def product(file: Vectors) -> None:
       every = jnp.concatenate([others, last[:, :, None]], 2)
       return every.reshape(1, T * count, *every.shape[3:])
 
-    read = layer.gates(inputs)
+    gate_arrays = layer.gates(inputs)
     out, _ = reference.gated_delta_product(
       query,
       joined("key", key),
       joined("value", value),
-      read["g"],
-      read["beta"].reshape(1, T * count, N),
+      gate_arrays["g"],
+      gate_arrays["beta"].reshape(1, T * count, N),
       use_qk_l2norm=True,
     )
     return {"out": out}
@@ -178,35 +178,35 @@ def product(file: Vectors) -> None:
   )
 
 
-class Returned(eqx.Module):
-  """Returns an array, whatever its input."""
+class ConstantModule(eqx.Module):
+  """Returns the same array for every input."""
 
   array: jax.Array
   compute_dtype: str = eqx.field(static=True, default="float32")
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """The array."""
+    """Returns the array."""
     del x
     return self.array
 
 
-class Same(eqx.Module):
+class Identity(eqx.Module):
   """Returns its input."""
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """The input."""
+    """Returns the input."""
     return x
 
 
 class WithoutNorm(RWKV7TimeMix):
-  """The layer, without its group norm."""
+  """RWKV-7's layer without its group norm."""
 
   def _group_norm(self, o: jax.Array) -> jax.Array:
     return o.reshape(*o.shape[:2], -1)
 
 
 def rwkv7(file: Vectors) -> None:
-  """RWKV-7's layer, without its shift of tokens, its norm and its output gate."""
+  """Adds RWKV-7's layer, without token shift, norm and output gate."""
   width = N * H
 
   def call(query, key, value, inputs, **params):
@@ -221,7 +221,7 @@ def rwkv7(file: Vectors) -> None:
       impl="reference",
       compute_dtype="float32",
     )
-    layer = placed(layer, "mu", jnp.zeros((6, width)))
+    layer = replace_array(layer, "mu", jnp.zeros((6, width)))
     for path, name in {
       "w_lora.down.weight": "decay_down",
       "w_lora.up.weight": "decay_up",
@@ -233,15 +233,15 @@ def rwkv7(file: Vectors) -> None:
       "k_a": "rate_share",
       "r_k": "bonus",
     }.items():
-      layer = placed(layer, path, p[name])
-    flat = [Returned(x.reshape(1, T, width)) for x in (query, key, value)]
+      layer = replace_array(layer, path, p[name])
+    flat = [ConstantModule(x.reshape(1, T, width)) for x in (query, key, value)]
 
     def replaced(layer):
       names = "r_proj", "k_proj", "v_proj", "g_lora", "o_proj"
       return [getattr(layer, name) for name in names]
 
-    ones = Returned(jnp.ones((1, T, width)))
-    layer = eqx.tree_at(replaced, layer, [*flat, ones, Same()])
+    ones = ConstantModule(jnp.ones((1, T, width)))
+    layer = eqx.tree_at(replaced, layer, [*flat, ones, Identity()])
     return {"out": layer(inputs, None)[0].reshape(1, T, N, H)}
 
   draw = Draw("jla gates rwkv7")

@@ -1,4 +1,4 @@
-"""Makes authors.npz: what the code of the authors of MoBA and LoLCATs computes.
+"""Writes authors.npz: results of the authors' code of MoBA and LoLCATs.
 
 git clone https://github.com/MoonshotAI/MoBA
 git -C MoBA checkout 61e456bc956c5a25fd9c84e5496b661329cb1b72
@@ -21,8 +21,8 @@ from vectors import Draw, Vectors
 T, N, H, V = 29, 2, 4, 3
 
 
-def loaded(path: pathlib.Path) -> Any:
-  """The module of a file alone, without those of its own package."""
+def load_module(path: pathlib.Path) -> Any:
+  """Imports a file without its package."""
   spec = importlib.util.spec_from_file_location(f"peer.{path.stem}", path)
   module = importlib.util.module_from_spec(spec)
   stubs = dict.fromkeys(("peer", "peer.linear_attention"), mock.MagicMock())
@@ -32,8 +32,8 @@ def loaded(path: pathlib.Path) -> Any:
 
 
 def moba(file: Vectors, folder: pathlib.Path) -> None:
-  """Blocks of keys that a query chooses."""
-  naive = loaded(folder / "moba" / "moba_naive.py").moba_attn_varlen_naive
+  """Adds a case in which each query selects blocks of keys."""
+  naive = load_module(folder / "moba" / "moba_naive.py").moba_attn_varlen_naive
 
   def call(query, key, value):
     given = (x[0] for x in (query, key, value))
@@ -52,11 +52,13 @@ def moba(file: Vectors, folder: pathlib.Path) -> None:
 
 
 def lolcats(file: Vectors, folder: pathlib.Path) -> None:
-  """A window of softmax, and features of Hedgehog before it."""
+  """Adds softmax in a window, and Hedgehog features for earlier keys."""
   model = folder / "src" / "model"
   name = "linear_window_attention_sw.py"
-  hybrid = loaded(model / "linear_attention" / name).hybrid_attention_quadratic
-  features = loaded(model / "feature_map.py")
+  hybrid = load_module(
+    model / "linear_attention" / name
+  ).hybrid_attention_quadratic
+  features = load_module(model / "feature_map.py")
 
   def call(query, key, value, query_kernel, key_kernel, mix):
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
@@ -89,7 +91,7 @@ def lolcats(file: Vectors, folder: pathlib.Path) -> None:
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   file = Vectors("authors", "commits named in each row")
   for add, folder in zip((moba, lolcats), sys.argv[1:], strict=True):
     add(file, pathlib.Path(folder))

@@ -1,4 +1,4 @@
-"""Makes ejkernel.npz: what the XLA forms of ejkernel compute.
+"""Writes ejkernel.npz: results of the XLA functions of ejkernel.
 
 python3.12 -m venv VENV
 VENV/bin/pip install ejkernel==0.0.80.3
@@ -16,14 +16,14 @@ T, N, H, V = 29, 2, 4, 3
 
 
 def results(pair) -> dict[str, Any]:
-  """The results of a function that returns (out, state)."""
+  """Names the results of a function that returns (out, state)."""
   return {"out": pair[0], "state": pair[1]}
 
 
 def recurrences(file: Vectors) -> None:
-  """The gated delta rule and RWKV-7."""
+  """Adds the gated delta rule and RWKV-7."""
   state = {"options": {"return_state": True}}
-  # The gradient of its `recurrent_gla` is of another shape than the decays.
+  # In its `recurrent_gla`, the gradient and the decays differ in shape.
   for chunked in (False, True):
     draw = Draw(f"ejkernel delta {chunked}")
     given = draw.qkv()
@@ -78,19 +78,19 @@ def recurrences(file: Vectors) -> None:
 
 
 def softmax(file: Vectors) -> None:
-  """Soft caps, sinks, latent attention."""
+  """Adds soft caps, sinks and latent attention."""
   draw = Draw("ejkernel softmax")
   given = draw.qkv(heads=4, kv_heads=2, value=H) | {"sinks": draw.normal(4)}
 
   def attend(query, key, value, sinks, mask):
-    found = xla.attention(
+    outputs = xla.attention(
       *(query, key, value, jnp.asarray(mask)),
       softmax_aux=sinks,
       logits_soft_cap=2.0,
       dtype=jnp.float32,
       softmax_dtype=jnp.float32,
     )
-    return {"out": found[0]}
+    return {"out": outputs[0]}
 
   mask = np.random.RandomState(0).rand(1, 4, T, T) < 0.5
   file.add(

@@ -1,4 +1,4 @@
-"""Makes fla.npz: what flash-linear-attention's naive references compute.
+"""Writes fla.npz: results of flash-linear-attention's naive references.
 
     python3.11 -m venv VENV
     VENV/bin/pip install torch==2.13.0 einops==0.8.2
@@ -37,7 +37,7 @@ from vectors import Draw, Vectors, unit
 
 
 def linear(file: Vectors) -> None:
-  """Retention, linear attention and states that decay."""
+  """Adds retention, linear attention and decaying states."""
   retention = peer("retention").naive_retention
 
   def call(query, key, value):
@@ -114,7 +114,7 @@ def linear(file: Vectors) -> None:
 
 
 def other_states(file: Vectors) -> None:
-  """DeltaProduct, RWKV-7, MesaNet and log-linear attention."""
+  """Adds DeltaProduct, RWKV-7, MesaNet and log-linear attention."""
   product = peer("gated_delta_product").naive_recurrent_gated_delta_product
   draw = Draw("product")
   given = {
@@ -218,7 +218,7 @@ def other_states(file: Vectors) -> None:
 
 
 def softmax(file: Vectors) -> None:
-  """Sinks, windows, forget gates, PaTH, sticks, DSA and NSA."""
+  """Adds sinks, windows, forget gates, PaTH, stick-breaking, DSA and NSA."""
   attend = peer("attn").naive_parallel_attn
   draw = Draw("sinks")
   given = draw.qkv(heads=4, kv_heads=2) | {"sinks": draw.normal(4, scale=2.0)}
@@ -288,7 +288,7 @@ def softmax(file: Vectors) -> None:
     **facts,
   )
   sticks = peer("stickbreaking_attn").naive_stickbreaking_attn
-  # One score of the first draws is 0, none of the second.
+  # The first draws have a score of 0; the second have none.
   for seed, at_0 in ((0, True), (5, False)):
     given = Draw(f"sticks {seed}").qkv(heads=4, kv_heads=2)
     query = given["query"].reshape(T, 2, 2, H)
@@ -311,11 +311,11 @@ def softmax(file: Vectors) -> None:
 
 
 def selected(file: Vectors, attend: Any) -> None:
-  """DSA and NSA."""
+  """Adds DSA and NSA."""
   dsa = peer("dsa").naive_dsa
   draw = Draw("dsa")
-  # All products are positive, so no two scores are 0: which of equal scores
-  # `torch.topk` takes is open, and here it is the earlier.
+  # All products are positive, so no two scores are 0: `torch.topk` selects any of
+  # equal scores, and the function selects the earlier key.
   index = {
     "index_query": draw.uniform(0, 2, 1, T, 3, 6),
     "index_key": draw.uniform(0, 2, 1, T, 6),
@@ -331,7 +331,7 @@ def selected(file: Vectors, attend: Any) -> None:
     }
 
   ids = {f"{x}_segment_ids": SEGMENT_IDS for x in ("query", "key")}
-  # Its result has the width of the values repeated to the query's heads.
+  # The peer repeats values to the query heads.
   for name, fixed in (("dsa", {}), ("dsa_segments", ids)):
     file.add(
       name,
@@ -342,7 +342,7 @@ def selected(file: Vectors, attend: Any) -> None:
       fixed=fixed,
       options={"top_k": 7},
     )
-  # nsa's file imports two functions in triton, which are not called here.
+  # The file of NSA imports two functions of Triton, which are not called.
   stub = types.ModuleType("stub")
   stub.prepare_chunk_offsets = stub.mean_pooling = None
   for name in ("fla", "fla.ops", "fla.ops.utils", "fla.ops.utils.pooling"):

@@ -1,4 +1,4 @@
-"""Makes fla_momentum.npz: Momentum DeltaNet of flash-linear-attention.
+"""Writes fla_momentum.npz: Momentum DeltaNet of flash-linear-attention.
 
     python3.11 -m venv VENV
     VENV/bin/pip install torch==2.13.0 einops==0.8.2
@@ -25,7 +25,7 @@ FACTS = {"mechanism": "momentum_delta"}
 def call(
   query, key, value, beta, eta, log_decay, momentum_decay, initial_state
 ):
-  """The rule; what it erases is read from the decayed state, as in the layer."""
+  """Calls the rule, which erases from the decayed state, as in the layer."""
   memory, momentum = torch.split(initial_state, H, dim=2)
   out, states = NAIVE.recurrent_momentum_delta_rule_ref(
     *(query, key, value, log_decay, momentum_decay),
@@ -38,8 +38,8 @@ def call(
   return {"out": out, "state": torch.cat([states[0], -states[1]], 2)}
 
 
-def by_chunk(query, key, value, beta, eta, log_decay, momentum_decay):
-  """The same by the peer's chunks, of 16 positions."""
+def chunked_call(query, key, value, beta, eta, log_decay, momentum_decay):
+  """Calls the peer's chunked form, with chunks of 16 positions."""
   erase = log_decay.exp()[..., None] * key
   out, _ = NAIVE.chunk_momentum_delta_rule_ref(
     *(query, key, value, erase, log_decay, momentum_decay, beta, eta),
@@ -49,7 +49,7 @@ def by_chunk(query, key, value, beta, eta, log_decay, momentum_decay):
 
 
 def rule(file: Vectors) -> None:
-  """The rule, with states, in segments, and in chunks."""
+  """Adds the rule with states, segments and chunks."""
   draw = Draw("momentum delta")
   given = draw.qkv()
   given["key"] = unit(given["key"])
@@ -69,7 +69,7 @@ def rule(file: Vectors) -> None:
   )
   file.add(
     "momentum_delta_chunks",
-    by_chunk,
+    chunked_call,
     witness="chunk_momentum_delta_rule_ref",
     given=chunks,
     **FACTS,
@@ -77,7 +77,7 @@ def rule(file: Vectors) -> None:
 
 
 def gates(file: Vectors) -> None:
-  """The gates of the layer."""
+  """Adds the gates of the layer."""
   activations = types.SimpleNamespace(
     silu=lambda x: x,
     softplus=functional.softplus,
@@ -104,7 +104,7 @@ def gates(file: Vectors) -> None:
 
   def with_gates(query, key, value, inputs, **params):
     p = {name.removeprefix("params/"): x for name, x in params.items()}
-    own = mock.MagicMock(
+    layer_self = mock.MagicMock(
       **{"mode": "chunk", "training": True, "use_short_conv": False},
       **{"qk_activation": "silu", "qk_norm": "l2", "use_gate": False},
       **{"use_beta": True, "use_output_correction": True},
@@ -116,14 +116,21 @@ def gates(file: Vectors) -> None:
       **{"log_factor": p["log_factor"], "D_log": p["log_correction"]},
     )
     flat = [x.flatten(2) for x in (query, key, value)]
-    own.q_proj, own.k_proj, own.v_proj = ((lambda _, x=x: x) for x in flat)
-    own.a_proj, own.m_proj, own.b_proj, own.e_proj = (
+    layer_self.q_proj, layer_self.k_proj, layer_self.v_proj = (
+      (lambda _, x=x: x) for x in flat
+    )
+    (
+      layer_self.a_proj,
+      layer_self.m_proj,
+      layer_self.b_proj,
+      layer_self.e_proj,
+    ) = (
       (lambda x, name=name: x @ p[f"{name}_kernel"])
       for name in ("step", "momentum_step", "rate", "eta")
     )
-    own.o_norm = own.o_proj = lambda x: x
-    found = module.MomentumDeltaNet.forward(own, inputs)[0]
-    return {"out": found.unflatten(-1, (N, V))}
+    layer_self.o_norm = layer_self.o_proj = lambda x: x
+    out = module.MomentumDeltaNet.forward(layer_self, inputs)[0]
+    return {"out": out.unflatten(-1, (N, V))}
 
   draw = Draw("momentum delta gates")
   given = draw.qkv() | {"inputs": draw.normal(1, T, features)}

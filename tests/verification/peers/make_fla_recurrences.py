@@ -1,4 +1,4 @@
-"""Makes fla_recurrences.npz: more recurrences of flash-linear-attention.
+"""Writes fla_recurrences.npz: more recurrences of flash-linear-attention.
 
     python3.11 -m venv VENV
     VENV/bin/pip install torch==2.13.0 einops==0.8.2
@@ -24,7 +24,7 @@ from vectors import Draw, Vectors, unit
 
 
 def layer(name: str, **stubs: Any) -> Any:
-  """The module fla/layers/`name`.py; `stubs` are attributes of what it imports."""
+  """Imports fla/layers/`name`.py with `stubs` in place of its imports."""
   path = OPS.parent / "layers" / f"{name}.py"
   spec = importlib.util.spec_from_file_location(f"layer_{name}", path)
   module = importlib.util.module_from_spec(spec)
@@ -43,7 +43,7 @@ def layer(name: str, **stubs: Any) -> Any:
 
 
 def hgrn2(file: Vectors) -> None:
-  """The layer, with and without a lower bound."""
+  """Adds the layer, with and without a lower bound."""
   gla = peer("gla").naive_recurrent_gla
 
   def rule(*, q, k, v, gk, **options):
@@ -64,15 +64,17 @@ def hgrn2(file: Vectors) -> None:
 
     def call(query, key, value, bound=bound):
       flat = [x.flatten(2) for x in (query, key, value)]
-      own = mock.MagicMock(
+      layer_self = mock.MagicMock(
         mode="chunk",
         layer_idx=int(bound > 0.0),
         use_short_conv=False,
         head_f_dim=H,
         head_i_dim=V,
       )
-      own.q_proj, own.f_proj, own.i_proj = ((lambda _, x=x: x) for x in flat)
-      out, *_ = forward(own, flat[0], lower_bound=torch.tensor(bound))
+      layer_self.q_proj, layer_self.f_proj, layer_self.i_proj = (
+        (lambda _, x=x: x) for x in flat
+      )
+      out, *_ = forward(layer_self, flat[0], lower_bound=torch.tensor(bound))
       return {"out": out.unflatten(-1, (N, V))}
 
     file.add(
@@ -88,7 +90,7 @@ def hgrn2(file: Vectors) -> None:
 
 
 def based(file: Vectors) -> None:
-  """Taylor features, with pairs of positions."""
+  """Adds Taylor features, computed for pairs of positions."""
   pairs = peer("based").naive_parallel_based
 
   def call(query, key, value):
@@ -108,7 +110,7 @@ def based(file: Vectors) -> None:
 
 
 def rwkv6(file: Vectors) -> None:
-  """The rule, position by position; its chunks have no gradients."""
+  """Adds the recurrent form of the rule; the chunked form has no gradients."""
   path = OPS / "rwkv6" / "recurrent_naive.py"
   spec = importlib.util.spec_from_file_location("recurrent_naive", path)
   module = importlib.util.module_from_spec(spec)
@@ -135,7 +137,7 @@ def rwkv6(file: Vectors) -> None:
 
 
 def gsa(file: Vectors) -> None:
-  """The rule, with states, and the gates of the layer."""
+  """Adds the rule with states, and the gates of the layer."""
   naive, slots, features = peer("gsa").naive_recurrent_gsa, 5, 6
 
   def call(query, key, value, log_decay, slot_weights, initial_state):
@@ -160,7 +162,7 @@ def gsa(file: Vectors) -> None:
     del rest
     return x
 
-  # Activations of queries, keys, values and results are not the mechanism's.
+  # The mechanism has no activations of queries, keys, values and results.
   activations = types.SimpleNamespace(
     silu=same, logsigmoid=functional.logsigmoid
   )
@@ -180,7 +182,7 @@ def gsa(file: Vectors) -> None:
   ).GatedSlotAttention.forward
 
   def with_gates(query, key, value, inputs, **params):
-    own = mock.MagicMock(
+    layer_self = mock.MagicMock(
       mode="chunk",
       use_short_conv=False,
       head_k_dim=H,
@@ -192,10 +194,12 @@ def gsa(file: Vectors) -> None:
       scale=1.0,
     )
     flat = [x.flatten(2) for x in (query, key, value)]
-    own.q_proj, own.k_proj, own.v_proj = ((lambda _, x=x: x) for x in flat)
+    layer_self.q_proj, layer_self.k_proj, layer_self.v_proj = (
+      (lambda _, x=x: x) for x in flat
+    )
     gates = inputs @ params["params/gate_kernel"].flatten(1)
-    own.f_proj = lambda _: gates
-    return {"out": forward(own, inputs)[0].unflatten(-1, (N, V))}
+    layer_self.f_proj = lambda _: gates
+    return {"out": forward(layer_self, inputs)[0].unflatten(-1, (N, V))}
 
   draw = Draw("gsa gates")
   given = draw.qkv() | {"inputs": draw.normal(1, T, features)}
@@ -211,9 +215,9 @@ def gsa(file: Vectors) -> None:
 
 
 def precond_delta(file: Vectors) -> None:
-  """The rule with decays of heads or channels, and the gates of the layer.
+  """Adds the rule with decays per head or channel, and the gates of the layer.
 
-  A state is two arrays, so none is given.
+  The cases have no initial state, because it would be two arrays.
   """
   gated = peer("precond_gated_delta_rule")
   gated = gated.naive_recurrent_precond_gated_delta_rule
@@ -228,7 +232,7 @@ def precond_delta(file: Vectors) -> None:
     return {"out": out}
 
   def by_channel(query, key, value, **gates):
-    # Its center has the axes of `[B, H, 1]`.
+    # Its center has the axes `[B, H, 1]`.
     out, *_ = kda(
       *(query, key, value, gates["log_decay"], gates["square_decay"]),
       *(gates["square_rate"], gates["beta"]),
@@ -278,7 +282,7 @@ def precond_delta(file: Vectors) -> None:
 
   def with_gates(query, key, value, inputs, **params):
     p = {name.removeprefix("params/"): x for name, x in params.items()}
-    own = mock.MagicMock(
+    layer_self = mock.MagicMock(
       **{"mode": "naive", "training": True, "use_short_conv": False},
       **{"use_gate": False, "allow_neg_eigval": False},
       **{"head_k_dim": H, "head_v_dim": V, "squash_x": 1.5, "squash_eps": 1e-6},
@@ -287,16 +291,23 @@ def precond_delta(file: Vectors) -> None:
       log_atk_scale=p["center"],
     )
     flat = [x.flatten(2) for x in (query, key, value)]
-    own.q_proj, own.k_proj, own.v_proj = ((lambda _, x=x: x) for x in flat)
-    own.b_proj, own.a_proj, own.b_atk_proj, own.a_atk_proj = (
+    layer_self.q_proj, layer_self.k_proj, layer_self.v_proj = (
+      (lambda _, x=x: x) for x in flat
+    )
+    (
+      layer_self.b_proj,
+      layer_self.a_proj,
+      layer_self.b_atk_proj,
+      layer_self.a_atk_proj,
+    ) = (
       (lambda x, name=name: x @ p[name])
       for name in (
         *("rate_kernel", "step_kernel"),
         *("square_rate_kernel", "square_step_kernel"),
       )
     )
-    own.o_norm = own.o_proj = lambda x: x
-    return {"out": forward(own, inputs)[0].unflatten(-1, (N, V))}
+    layer_self.o_norm = layer_self.o_proj = lambda x: x
+    return {"out": forward(layer_self, inputs)[0].unflatten(-1, (N, V))}
 
   draw, features = Draw("precond gates"), 6
   given = draw.qkv() | {"inputs": draw.normal(1, T, features)}

@@ -1,4 +1,4 @@
-"""Makes fla_titans.npz: Titans' neural memory with the coefficients of fla.
+"""Writes fla_titans.npz: Titans' neural memory with the coefficients of fla.
 
 python3.11 -m venv VENV
 VENV/bin/pip install torch==2.13.0 einops==0.8.2
@@ -21,7 +21,7 @@ H, V, SIZE = 4, 3, 6
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   package = types.ModuleType("fla.ops.titans")
   package.__path__ = [str(OPS / "titans")]
   for name, path in (("fla", OPS.parent), ("fla.ops", OPS)):
@@ -41,13 +41,13 @@ def main() -> None:
     )
     memory = momentum = torch.zeros(1, N, H, V)
     outs = []
-    for begin in range(0, T, SIZE):
+    for start in range(0, T, SIZE):
       q, k, v, *rates = (
-        x[:, :, begin : begin + SIZE]
+        x[:, :, start : start + SIZE]
         for x in (query, key, value, theta, alpha, eta)
       )
-      found = naive.combine_params(*rates, q.shape[2])
-      beta, beta_last, f, f_last, g, own, m_last, n_last = found
+      coefficients = naive.combine_params(*rates, q.shape[2])
+      beta, beta_last, f, f_last, g, own, m_last, n_last = coefficients
       error = 2.0 * (k @ memory - v)
       scores = torch.tril(q @ k.transpose(2, 3)) * own
       out = beta[..., None] * (q @ memory) + f[..., None] * (q @ momentum)

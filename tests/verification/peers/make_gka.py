@@ -1,4 +1,4 @@
-"""Makes gka.npz: what fla and the authors' code of Gated KalmaNet compute.
+"""Writes gka.npz: results of fla and of the authors' code of Gated KalmaNet.
 
     git clone https://github.com/fla-org/flash-linear-attention
     git -C flash-linear-attention checkout \
@@ -40,12 +40,12 @@ FEATURES = 6
 
 @triton.jit
 def exponential(x):
-  """As that of fla, which the kernel imports."""
+  """Replaces the function of fla that the kernel imports."""
   return tl.exp(x)
 
 
-def loaded(path: pathlib.Path, stubs: tuple[str, ...] = ()) -> Any:
-  """The module of a file; what it imports of the packages `stubs` is a mock."""
+def load_module(path: pathlib.Path, stubs: tuple[str, ...] = ()) -> Any:
+  """Imports a file, with mocks of the packages `stubs`."""
   spec = importlib.util.spec_from_file_location(f"peer.a.{path.stem}", path)
   module = importlib.util.module_from_spec(spec)
   mocks = {name: mock.MagicMock() for name in stubs}
@@ -55,17 +55,17 @@ def loaded(path: pathlib.Path, stubs: tuple[str, ...] = ()) -> Any:
 
 
 def without_gradients(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-  """`x` with gradients of 0."""
+  """Returns `x` with gradients of 0."""
   return x.detach() + 0.0 * like.sum()
 
 
 def rule(file: Vectors, naive: Any) -> None:
-  """The rule with exact solutions, in segments, and with five iterations."""
+  """Adds the rule with exact solutions, with segments, and with five iterations."""
 
   def call(solve, gates, arrays, state):
     query, key, value = arrays
     log_decay, beta, alpha = gates
-    # fla's keys and values have the square root of their weight.
+    # fla multiplies keys and values by the square root of their weight.
     root = torch.sqrt(beta)[..., None]
     out, (kk, kv) = solve(
       *(query, root * key, root * value, log_decay, log_decay, alpha),
@@ -87,8 +87,8 @@ def rule(file: Vectors, naive: Any) -> None:
       return solver(*args, num_iter=5, **options)
 
     gates = log_decay, beta, alpha
-    found = call(solve, gates, (query, key, value), initial_state)
-    return {name: without_gradients(x, query) for name, x in found.items()}
+    results = call(solve, gates, (query, key, value), initial_state)
+    return {name: without_gradients(x, query) for name, x in results.items()}
 
   draw = Draw("gka")
   given = draw.qkv(value=H)
@@ -136,7 +136,7 @@ def rule(file: Vectors, naive: Any) -> None:
 
 
 def arguments(name: str) -> dict[str, np.ndarray]:
-  """Queries, keys, values, inputs and parameters of a layer."""
+  """Draws queries, keys, values, inputs and parameters of a layer."""
   draw = Draw(name)
   given = draw.qkv() | {"inputs": draw.normal(1, T, FEATURES)}
   for gate in ("rate", "alpha"):
@@ -150,8 +150,8 @@ def arguments(name: str) -> dict[str, np.ndarray]:
 
 
 def layer(params: dict[str, torch.Tensor], arrays: Any, **more: Any) -> Any:
-  """The attributes of a layer whose projections give arrays and gates."""
-  own = mock.MagicMock(
+  """Returns a stub of a layer whose projections return arrays and gates."""
+  stub = mock.MagicMock(
     **{"use_gate": False, "use_beta_gate": True, "use_v_conv": True},
     **{"use_alpha_connection": True, "use_forgetting_gate": True},
     **{"use_forgetting_gate_kk": True, "training": True, "num_iter": 30},
@@ -159,8 +159,8 @@ def layer(params: dict[str, torch.Tensor], arrays: Any, **more: Any) -> Any:
     dt_bias=params["params/step_bias"],
     **more,
   )
-  own.a_proj = lambda x: x @ params["params/step_kernel"]
-  own.b_proj, own.alpha_proj = (
+  stub.a_proj = lambda x: x @ params["params/step_kernel"]
+  stub.b_proj, stub.alpha_proj = (
     (
       lambda x, gate=gate: (
         x @ params[f"params/{gate}_kernel"] + params[f"params/{gate}_bias"]
@@ -168,16 +168,16 @@ def layer(params: dict[str, torch.Tensor], arrays: Any, **more: Any) -> Any:
     )
     for gate in ("rate", "alpha")
   )
-  own.q_proj, own.k_proj, own.v_proj = ((lambda _, x=x: x) for x in arrays)
+  stub.q_proj, stub.k_proj, stub.v_proj = ((lambda _, x=x: x) for x in arrays)
   for name in ("q_conv1d", "k_conv1d", "v_conv1d"):
-    setattr(own, name, lambda *, x, **rest: (x, None))
-  own.o_norm = own.o_proj = lambda x: x
-  return own
+    setattr(stub, name, lambda *, x, **rest: (x, None))
+  stub.o_norm = stub.o_proj = lambda x: x
+  return stub
 
 
 def fla_layer(file: Vectors, folder: pathlib.Path, naive: Any) -> None:
-  """The gates of fla's layer, with exact solutions."""
-  module = loaded(
+  """Adds the gates of fla's layer, with exact solutions."""
+  module = load_module(
     folder / "fla" / "layers" / "gka.py",
     (
       *("fla", "fla.layers", "fla.layers.utils", "fla.modules", "fla.ops"),
@@ -199,11 +199,11 @@ def fla_layer(file: Vectors, folder: pathlib.Path, naive: Any) -> None:
     sizes = dict.fromkeys(
       ("num_heads", "num_k_heads", "num_v_heads", "num_expanded_heads"), N
     )
-    own = layer(params, arrays, head_dim=H, head_v_dim=V, **sizes)
-    own.scale, own.ridge_ratio = H**-0.5, 0.125
-    own._expand = lambda x, heads, _: x.unflatten(-1, (heads, -1))
-    found = module.GatedKalmaNet.forward(own, inputs)[0]
-    return {"out": found.unflatten(-1, (N, V))}
+    stub = layer(params, arrays, head_dim=H, head_v_dim=V, **sizes)
+    stub.scale, stub.ridge_ratio = H**-0.5, 0.125
+    stub._expand = lambda x, heads, _: x.unflatten(-1, (heads, -1))
+    out = module.GatedKalmaNet.forward(stub, inputs)[0]
+    return {"out": out.unflatten(-1, (N, V))}
 
   file.add(
     "gka_gates",
@@ -217,7 +217,7 @@ def fla_layer(file: Vectors, folder: pathlib.Path, naive: Any) -> None:
 
 
 def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
-  """The authors' layer and its kernel, position by position."""
+  """Adds the authors' layer and its kernel, one position at a time."""
   package = "training/src/hmf/model/hybrid_zoo/layers/gated_kalmanet"
   stubs = (
     *("fla", "fla.modules", "fla.ops", "fla.ops.simple_gla", "fla.ops.utils"),
@@ -229,11 +229,11 @@ def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
     "peer.a.ops.chebyshev.gka_chebyshev_solve",
   )
   chebyshev = folder / package / "ops" / "chebyshev"
-  solver = loaded(chebyshev / "gka_chebyshev_solve.py", stubs)
+  solver = load_module(chebyshev / "gka_chebyshev_solve.py", stubs)
   solver.exp = exponential
   simple = peer("simple_gla").naive_recurrent_simple_gla
   solver.fused_recurrent_simple_gla = simple
-  module = loaded(folder / package / "gka.py", stubs)
+  module = load_module(folder / package / "gka.py", stubs)
   module.torch_decoding_one_step = solver.torch_decoding_one_step
 
   class Cache(dict):
@@ -248,7 +248,7 @@ def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
     )
     for t in range(T):
       now = [x[:, t : t + 1].detach() for x in (query, key, value, inputs)]
-      own = layer(
+      stub = layer(
         {name: x.detach() for name, x in params.items()},
         [x.flatten(2) for x in now[:3]],
         sequence_parallel_group=None,
@@ -256,11 +256,11 @@ def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
         **{"gla_scale": H**-0.5, "ridge_strength": 0.02},
         solver_type="chebyshev",
       )
-      own._expand_kv = lambda *flat: [x.unflatten(-1, (N, -1)) for x in flat]
-      found, *_ = module.GatedKalmaNet.forward(
-        own, now[3], past_key_values=cache
+      stub._expand_kv = lambda *flat: [x.unflatten(-1, (N, -1)) for x in flat]
+      out, *_ = module.GatedKalmaNet.forward(
+        stub, now[3], past_key_values=cache
       )
-      outs.append(found.unflatten(-1, (N, V)))
+      outs.append(out.unflatten(-1, (N, V)))
     return {"out": without_gradients(torch.cat(outs, 1), query)}
 
   context = contextlib.nullcontext()
@@ -281,9 +281,9 @@ def authors_layer(file: Vectors, folder: pathlib.Path) -> None:
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   fla, authors = map(pathlib.Path, sys.argv[1:])
-  naive = loaded(fla / "fla" / "ops" / "gka" / "naive.py")
+  naive = load_module(fla / "fla" / "ops" / "gka" / "naive.py")
   file = Vectors("gka", "commits named in each row")
   rule(file, naive)
   fla_layer(file, fla, naive)

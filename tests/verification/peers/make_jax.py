@@ -1,4 +1,4 @@
-"""Makes jax.npz: what JAX's and Flax's attention computes.
+"""Writes jax.npz: results of the attention of JAX and Flax.
 
 python3.11 -m venv VENV
 VENV/bin/pip install jax==0.10.2 flax==0.12.8
@@ -16,7 +16,7 @@ T, S, H = 29, 31, 4
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   jax.config.update("jax_default_matmul_precision", "highest")
   version = f"jax {jax.__version__}, flax {flax.__version__}"
   file = Vectors("jax", version, jax_results)
@@ -58,7 +58,7 @@ def main() -> None:
   )
 
   def call(query, key, value, query_segment_ids, key_segment_ids):
-    # Its mask is that of packed examples.
+    # Its mask separates packed examples.
     mask = nnx.make_attention_mask(
       query_segment_ids, key_segment_ids, jnp.equal
     )

@@ -1,4 +1,4 @@
-"""Makes jla.npz: what jax-linear-attention's reference functions compute.
+"""Writes jla.npz: results of jax-linear-attention's reference functions.
 
     python3.12 -m venv VENV
     VENV/bin/pip install jax==0.11.2 jax-linear-attention==0.1.0
@@ -28,8 +28,8 @@ BOTH_IDS = {f"{x}_segment_ids": SEGMENT_IDS for x in ("query", "key")}
 
 
 def recurrences(file: Vectors) -> None:
-  """Rules of states that decay and that are corrected."""
-  # Mechanism: kind, function, decays of channels, and other gates by their names there.
+  """Adds gated linear attention and delta rules."""
+  # Mechanism: kind, function, decays per channel, and other gates by jla's names.
   erase_write = {"erase_gate": "b", "write_gate": "w"}
   for mechanism, kind, function, channels, others in (
     ("mamba2", "simple_gla", "gated_linear", False, {}),
@@ -123,7 +123,7 @@ def recurrences(file: Vectors) -> None:
 
 
 def gated(file: Vectors) -> None:
-  """Mechanisms with their gates, and log-linear attention."""
+  """Adds mechanisms with their gates, and log-linear attention."""
   draw = Draw("jla mamba2")
   params = {
     "step_kernel": draw.normal(F, N, scale=0.5),
@@ -217,7 +217,7 @@ def gated(file: Vectors) -> None:
   def call(query, key, value, inputs, **params):
     p = {x.removeprefix("params/"): y for x, y in params.items()}
     step = jax.nn.softplus(inputs @ p["step_kernel"] + p["step_bias"])
-    # The peer's layer has another positive function here, 1 + x or 1 / (1 − x).
+    # The peer's layer uses 1 + x or 1 / (1 − x) instead of softplus.
     rate = jnp.maximum(jax.nn.softplus(inputs @ p["decay_kernel"]), 1e-4)
     angles = (inputs @ p["angle_kernel"])[:, :, None]
     out, _ = ssm.mamba3_siso(
@@ -263,7 +263,7 @@ def gated(file: Vectors) -> None:
 
 
 def softmax(file: Vectors) -> None:
-  """Sinks, forget gates, windows, PaTH, MoBA, NSA and DSA."""
+  """Adds sinks, forget gates, windows, PaTH, MoBA, NSA and DSA."""
   grouped = {"heads": 4, "kv_heads": 2}
   draw = Draw("jla sinks")
 

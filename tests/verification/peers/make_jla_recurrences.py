@@ -1,4 +1,4 @@
-"""Makes jla_recurrences.npz: recurrences of jax-linear-attention.
+"""Writes jla_recurrences.npz: recurrences of jax-linear-attention.
 
 python3.12 -m venv VENV
 VENV/bin/pip install jax==0.11.2 jax-linear-attention==0.1.0
@@ -21,7 +21,7 @@ IDS = dict.fromkeys(("query_segment_ids", "key_segment_ids"), SEGMENT_IDS)
 
 
 def hgrn2(file: Vectors) -> None:
-  """The layer, whose projections give queries, forget logits and values."""
+  """Adds the layer, which projects to queries, forget logits and values."""
   config = LinearAttentionConfig(
     *(N, N, H, V), conv_size=0, output_gate=False, implementation="reference"
   )
@@ -56,7 +56,7 @@ def hgrn2(file: Vectors) -> None:
 
 
 def rwkv6(file: Vectors) -> None:
-  """The rule, position by position and in chunks."""
+  """Adds the recurrent and the chunked form of the rule."""
   forms = {"reference": rwkv6_rules.reference, "chunked": rwkv6_rules.chunked}
   for name, rule in forms.items():
     draw = Draw(f"jla rwkv6 {name}")

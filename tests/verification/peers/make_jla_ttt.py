@@ -1,4 +1,4 @@
-"""Makes jla_ttt.npz: TTT-Linear of jax-linear-attention.
+"""Writes jla_ttt.npz: TTT-Linear of jax-linear-attention.
 
 python3.12 -m venv VENV
 VENV/bin/pip install jax==0.11.2 jax-linear-attention==0.1.0
@@ -17,7 +17,7 @@ SEGMENT_IDS = np.searchsorted((8, 20), np.arange(T), side="right")[None]
 
 
 def functions(file: Vectors) -> None:
-  """The rule, position by position and in mini-batches, and learned offsets."""
+  """Adds the recurrent form, mini-batches and learned offsets."""
   forms = {"reference": ttt.ttt_linear_reference, "dual": ttt.ttt_linear_dual}
   for name, rule in forms.items():
 
@@ -56,7 +56,7 @@ def functions(file: Vectors) -> None:
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   jax.config.update("jax_default_matmul_precision", "highest")
   file = Vectors("jla_ttt", "jax-linear-attention 0.1.0", jax_results)
   functions(file)

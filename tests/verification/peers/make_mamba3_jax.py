@@ -1,4 +1,4 @@
-"""Makes mamba3_jax.npz: what the mixer of mamba3-jax computes.
+"""Writes mamba3_jax.npz: results of the mixer of mamba3-jax.
 
 python3.11 -m venv VENV
 VENV/bin/pip install jax==0.10.2 flax==0.12.8
@@ -19,7 +19,7 @@ OPEN = 1.2784645427610738
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   jax.config.update("jax_default_matmul_precision", "highest")
   file = Vectors("mamba3_jax", "mamba3-jax 1.0.1", jax_results)
   config = modeling.Mamba3Config(
@@ -29,7 +29,7 @@ def main() -> None:
   def call(query, key, value, inputs, **params):
     p = {name.removeprefix("params/"): x for name, x in params.items()}
     mixer = modeling.Mamba3Mixer(config, layer_idx=0, rngs=nnx.Rngs(0))
-    # The peer's decays have another positive function here, 1 + x or 1 / (1 − x).
+    # The peer's decays use 1 + x or 1 / (1 − x) instead of softplus.
     rate = jnp.maximum(jax.nn.softplus(inputs @ p["decay_kernel"]), 1e-4)
     step = jax.nn.softplus(inputs @ p["step_kernel"] + p["step_bias"])
     given = (

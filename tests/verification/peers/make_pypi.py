@@ -1,4 +1,4 @@
-"""Makes pypi.npz: what packages of single mechanisms compute, and Keras.
+"""Writes pypi.npz: results of packages of single mechanisms, and of Keras.
 
     python3.11 -m venv VENV
     VENV/bin/pip install torch==2.13.0 einops==0.8.2 keras==3.15.1
@@ -15,7 +15,7 @@ from unittest import mock
 
 import keras
 from linformer.linformer import LinformerSelfAttention
-from modules import Given, swapped
+from modules import ConstantModule, swap_heads
 from nystrom_attention import NystromAttention
 from performer_pytorch import performer_pytorch as performer
 import torch
@@ -26,14 +26,14 @@ T, N, H, V = 29, 2, 4, 3
 
 
 def low_rank(file: Vectors) -> None:
-  """Linformer, with a shorter input as well, and Nyström attention."""
+  """Adds Linformer, also with a shorter input, and Nyström attention."""
   draw = Draw("linformer")
 
   def call(query, key, value, key_projection, value_projection):
     module = LinformerSelfAttention(N * H, 33, k=5, heads=N)
     names = "to_q", "to_k", "to_v"
     for name, x in zip(names, (query, key, value), strict=True):
-      setattr(module, name, Given(x.flatten(2)))
+      setattr(module, name, ConstantModule(x.flatten(2)))
     del module.proj_k, module.proj_v
     module.proj_k, module.proj_v = key_projection, value_projection
     module.to_out = nn.Identity()
@@ -58,7 +58,7 @@ def low_rank(file: Vectors) -> None:
       N * H, H, N, num_landmarks=7, residual=False
     ).eval()
     joined = torch.cat([x.flatten(2) for x in (query, key, value)], -1)
-    module.to_qkv, module.to_out = Given(joined), nn.Identity()
+    module.to_qkv, module.to_out = ConstantModule(joined), nn.Identity()
     out = module(query.new_zeros(1, 35, N * H))
     return {"out": out.unflatten(2, (N, H))}
 
@@ -73,13 +73,13 @@ def low_rank(file: Vectors) -> None:
 
 
 def features(file: Vectors) -> None:
-  """Performer, without the epsilon that its package adds to exponentials."""
+  """Adds Performer, without the epsilon that its package adds to exponentials."""
   draw = Draw("performer")
   projection = draw.normal(11, H)
   given = draw.qkv()
 
   def call(query, key, value, projection, kernel, causal):
-    query, key, value = swapped(query, key, value)
+    query, key, value = swap_heads(query, key, value)
     if kernel == "softmax":
       options = {"projection_matrix": projection, "eps": 0.0}
       query = performer.softmax_kernel(query, is_query=True, **options)
@@ -112,7 +112,7 @@ def features(file: Vectors) -> None:
 
   def linear(query, key, value):
     query, key = (nn.functional.elu(x) + 1 for x in (query, key))
-    out = performer.linear_attention(*swapped(query, key, value))
+    out = performer.linear_attention(*swap_heads(query, key, value))
     return {"out": out.transpose(1, 2)}
 
   file.add(
@@ -125,8 +125,8 @@ def features(file: Vectors) -> None:
 
 
 def hashes(file: Vectors) -> None:
-  """Reformer's attention, within buckets and with each pair counted once."""
-  # It imports another package for another layer.
+  """Adds Reformer's attention, within buckets and with each pair counted once."""
+  # The package imports another one for a layer that is not used here.
   with mock.patch.dict(sys.modules, product_key_memory=mock.MagicMock()):
     from reformer_pytorch.reformer_pytorch import LSHAttention
   length, size, rounds = 24, 4, 3
@@ -160,7 +160,7 @@ def hashes(file: Vectors) -> None:
 
 
 def translation(file: Vectors) -> None:
-  """Keras's additive and multiplicative attention, a head at a time."""
+  """Adds Keras's additive and multiplicative attention, one head at a time."""
   draw = Draw("keras")
   given = draw.qkv()
 

@@ -1,4 +1,4 @@
-"""Makes jla_states.npz, recurrentgemma.npz and mlstm_kernels.npz.
+"""Writes jla_states.npz, recurrentgemma.npz and mlstm_kernels.npz.
 
     python3.12 -m venv VENV
     VENV/bin/pip install jax==0.11.2 flax==0.12.12 jax-linear-attention==0.1.0 \
@@ -35,7 +35,7 @@ POSITIONS = np.concatenate([np.arange(n) for n in (5, 12, 12)])[None]
 
 
 def mamba(file: Vectors) -> None:
-  """The selective scan, with B and C of all channels or of each head's."""
+  """Adds the selective scan, with B and C for all channels or per head."""
   for name, heads in (("shared", 1), ("grouped", N)):
     draw = Draw(f"jla mamba1 {name}")
     given = {
@@ -76,7 +76,7 @@ def mamba(file: Vectors) -> None:
 
 
 def rg_lru(file: Vectors) -> None:
-  """The layer, with and without segments."""
+  """Adds the layer, with and without segments."""
   draw = Draw("recurrentgemma rg_lru")
   given = {
     "query": draw.normal(1, T, N, H),
@@ -119,14 +119,14 @@ def rg_lru(file: Vectors) -> None:
 
 
 def gates(draw: Draw) -> dict[str, np.ndarray]:
-  """Log gates of mLSTM, some of which are far from 0."""
+  """Draws log gates of mLSTM, some of them far from 0."""
   log_input = draw.normal(1, T, N, scale=2.0)
   log_input[:, (3, 11), -1] = 40.0, -40.0
   return {"log_decay": draw.decays(1, T, N), "log_input": log_input}
 
 
 def mlstm(file: Vectors) -> None:
-  """The cell of jla, from its empty state."""
+  """Adds the cell of jla, from an empty state."""
   for name, heads, epsilon in (("whole", N, 0.0), ("epsilon", N, 0.01)):
     draw = Draw(f"jla mlstm {name}")
     given = draw.qkv(T, heads) | gates(draw)
@@ -170,7 +170,7 @@ def mlstm(file: Vectors) -> None:
 
 
 def mlstm_kernels(file: Vectors) -> None:
-  """The recurrent form and the chunkwise one, with gates before log sigmoid."""
+  """Adds the recurrent and the chunked form, with gates before log sigmoid."""
   draw = Draw("mlstm-kernels")
   given = draw.qkv(32, N) | {
     "inputs": draw.normal(1, 32, 6),

@@ -1,4 +1,4 @@
-"""Makes titans.npz: Titans' neural memory of titans-pytorch, with a linear memory.
+"""Writes titans.npz: the neural memory of titans-pytorch, with a linear memory.
 
 python3.11 -m venv VENV
 VENV/bin/pip install torch==2.13.0 titans-pytorch==0.5.5
@@ -10,7 +10,7 @@ A memory takes its gradients at the weights that it is given: one call of
 
 import itertools
 
-from modules import Given
+from modules import ConstantModule
 from titans_pytorch import NeuralMemory
 import torch
 from torch import nn
@@ -20,19 +20,19 @@ T, N, H = 29, 2, 4
 
 
 class Matrix(nn.Module):
-  """A memory of one matrix."""
+  """A memory that is one matrix."""
 
   def __init__(self):
     super().__init__()
     self.weight = nn.Parameter(torch.zeros(H, H))
 
   def forward(self, x: torch.Tensor) -> torch.Tensor:
-    """The value of a key."""
+    """Returns the values of keys."""
     return x @ self.weight
 
 
-def memory_of(**given: torch.Tensor) -> NeuralMemory:
-  """A memory whose projections return what is given."""
+def constant_memory(**given: torch.Tensor) -> NeuralMemory:
+  """Returns a memory whose projections return the given tensors."""
   memory = NeuralMemory(
     dim=N * H,
     dim_head=H,
@@ -41,52 +41,54 @@ def memory_of(**given: torch.Tensor) -> NeuralMemory:
     model=Matrix(),
     mem_model_norm_add_residual=False,
     pre_rmsnorm=False,
-    store_memory_loss_fn=lambda found, value: ((found - value) ** 2).sum(-1),
+    store_memory_loss_fn=lambda prediction, value: (
+      (prediction - value) ** 2
+    ).sum(-1),
     adaptive_step_transform=lambda x: x,
   )
   for name, tensor in given.items():
-    setattr(memory, name, Given(tensor))
+    setattr(memory, name, ConstantModule(tensor))
   return memory
 
 
 def call(size: int):
-  """The function for mini-batches of `size`."""
+  """Returns a call with mini-batches of `size` positions."""
 
   def run(query, key, value, learning_rate, log_momentum, log_decay):
-    # `[B·N, T]` of one example.
+    # `[B·N, T]`, for one example.
     rate = learning_rate[0].T
     momentum, decay = (
       torch.logit(x)[0].T[..., None]
       for x in (torch.exp(log_momentum), -torch.expm1(log_decay))
     )
     state, weights, outs = None, None, []
-    for begin, end in itertools.pairwise((*range(0, T, size), T)):
-      along = slice(begin, end)
-      memory = memory_of(
-        to_keys=key[:, along].flatten(2),
-        to_values=value[:, along].flatten(2),
-        to_adaptive_step=rate[:, along],
-        to_momentum=momentum[None, :, along],
-        to_decay_factor=decay[:, along],
+    for start, end in itertools.pairwise((*range(0, T, size), T)):
+      chunk = slice(start, end)
+      memory = constant_memory(
+        to_keys=key[:, chunk].flatten(2),
+        to_values=value[:, chunk].flatten(2),
+        to_adaptive_step=rate[:, chunk],
+        to_momentum=momentum[None, :, chunk],
+        to_decay_factor=decay[:, chunk],
       )
-      found, following = memory.store_memories(
-        query[:, along].flatten(2), weights, state, return_surprises=False
+      updates, following = memory.store_memories(
+        query[:, chunk].flatten(2), weights, state, return_surprises=False
       )
       state = following.states
       weights = state[0]
       # The first is the memory before the mini-batch.
-      memories = found["weight"][:, 1:]
-      read = torch.einsum(
-        "ntd,ntdv->tnv", query[0, along].transpose(0, 1), memories
+      memories = updates["weight"][:, 1:]
+      out = torch.einsum(
+        "ntd,ntdv->tnv", query[0, chunk].transpose(0, 1), memories
       )
-      outs.append(read / H**0.5)
+      outs.append(out / H**0.5)
     return {"out": torch.cat(outs)[None]}
 
   return run
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   file = Vectors("titans", "titans-pytorch 0.5.5")
   for size in (1, 6):
     draw = Draw(f"titans {size}")

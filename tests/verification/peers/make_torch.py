@@ -1,4 +1,4 @@
-"""Makes torch.npz: what PyTorch's FlexAttention computes, log-sum-exps included.
+"""Writes torch.npz: results and log-sum-exps of PyTorch's FlexAttention.
 
     python3.11 -m venv VENV
     VENV/bin/pip install torch==2.13.0 numpy
@@ -24,7 +24,7 @@ BOTH_IDS = {
 
 
 def attend(query, key, value, score_mod=None, mask_mod=None):
-  """The result and the log-sum-exp."""
+  """Returns the output and the log-sum-exp."""
   given = [x.transpose(1, 2) for x in (query, key, value)]
   mask = None
   if mask_mod is not None:
@@ -38,7 +38,7 @@ def attend(query, key, value, score_mod=None, mask_mod=None):
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   file = Vectors("torch", f"torch {torch.__version__.partition('+')[0]}")
   ids = torch.tensor(SEGMENT_IDS[0])
   slopes = torch.tensor([2.0 ** (-2 * (n + 1)) for n in range(N)])

@@ -1,4 +1,4 @@
-"""Makes transformers.npz: what attention classes of transformers compute.
+"""Writes transformers.npz: results of attention classes of transformers.
 
     python3.11 -m venv VENV
     VENV/bin/pip install torch==2.13.0 transformers==5.23.0
@@ -10,7 +10,7 @@ replaced by modules that return those of a case.
 
 import types
 
-from modules import Given, swapped
+from modules import ConstantModule, swap_heads
 import numpy as np
 import torch
 from torch import nn
@@ -23,19 +23,19 @@ CAUSAL = torch.full((T, T), torch.finfo(torch.float32).min).triu(1)[None, None]
 
 
 def softmax(file: Vectors) -> None:
-  """Sinks, soft caps and a bias, ALiBi and latent attention."""
+  """Adds sinks, soft caps and a bias, ALiBi and latent attention."""
   grouped = {"heads": 4, "kv_heads": 2}
   module = types.SimpleNamespace(num_key_value_groups=2, training=False)
   module.head_dim = H
 
   def sinks(query, key, value, sinks):
-    given = swapped(query, key, value)
+    given = swap_heads(query, key, value)
     module.sinks = sinks
     eager = modeling("gpt_oss").eager_attention_forward
     return {"out": eager(module, *given, CAUSAL, H**-0.5)[0]}
 
   def cap(query, key, value, bias):
-    given = swapped(query, key, value)
+    given = swap_heads(query, key, value)
     eager = modeling("gemma2").eager_attention_forward
     return {"out": eager(module, *given, bias, softcap=2.0)[0]}
 
@@ -62,7 +62,7 @@ def softmax(file: Vectors) -> None:
   def alibi(query, key, value):
     bloom = modeling("bloom")
     bias = bloom.build_alibi_tensor(torch.ones(1, T), 6, torch.float32)
-    given = swapped(query, key, value)
+    given = swap_heads(query, key, value)
     eager = modeling("gpt_oss").repeat_kv
     key, value = (eager(x, 2) for x in given[1:])
     logits = given[0] @ key.transpose(2, 3) * H**-0.5 + bias[None] + CAUSAL
@@ -73,7 +73,7 @@ def softmax(file: Vectors) -> None:
     alibi,
     witness="bloom build_alibi_tensor",
     mechanism="dense",
-    # Six heads, which are no power of two.
+    # Six heads, not a power of two.
     given=Draw("hf alibi").qkv(heads=6, kv_heads=3),
     options={"relative_bias": {"alibi_bias": [6, T]}, "is_causal": True},
   )
@@ -82,7 +82,7 @@ def softmax(file: Vectors) -> None:
 
 
 def differential(file: Vectors) -> None:
-  """DiffLlama's attention, whose heads n and n + N are the halves of our head n."""
+  """Adds DiffLlama, whose heads n and n + N are the halves of our head n."""
   diff = modeling("diffllama")
   config = transformers.DiffLlamaConfig(
     hidden_size=8 * H // 2,
@@ -98,7 +98,7 @@ def differential(file: Vectors) -> None:
   def run(query, key, value, prepare):
     module = diff.DiffLlamaAttention(config, 1).eval()
     given = (halves(x) for x in (query, key, value))
-    module.q_proj, module.k_proj, module.v_proj = map(Given, given)
+    module.q_proj, module.k_proj, module.v_proj = map(ConstantModule, given)
     module.o_proj = nn.Identity()
     prepare(module)
 
@@ -107,8 +107,8 @@ def differential(file: Vectors) -> None:
         return x / (1 - module.lambda_init)
 
     module.groupnorm = Unscaled()
-    no_turn = torch.ones(1, T, H // 2), torch.zeros(1, T, H // 2)
-    out, _ = module(query.new_zeros(1, T, 1), no_turn, CAUSAL)
+    no_rotation = torch.ones(1, T, H // 2), torch.zeros(1, T, H // 2)
+    out, _ = module(query.new_zeros(1, T, 1), no_rotation, CAUSAL)
     return {"out": out.unflatten(2, (4, H))}
 
   def call(query, key, value, weight):
@@ -122,9 +122,9 @@ def differential(file: Vectors) -> None:
   def with_params(query, key, value, **params):
     def prepare(module):
       for name in ("query_1", "key_1", "query_2", "key_2"):
-        theirs = f"lambda_{name[0]}{name[-1]}"
-        delattr(module, theirs)
-        setattr(module, theirs, params[f"params/{name}"])
+        parameter = f"lambda_{name[0]}{name[-1]}"
+        delattr(module, parameter)
+        setattr(module, parameter, params[f"params/{name}"])
       module.lambda_init = 0.5
 
     return run(query, key, value, prepare)
@@ -154,25 +154,27 @@ def differential(file: Vectors) -> None:
 
 
 def latent(file: Vectors) -> None:
-  """DeepSeek's multi-head latent attention, without turns."""
+  """Adds DeepSeek's multi-head latent attention, without rotary positions."""
   deepseek = modeling("deepseek_v3")
-  heads, rank, own, turned = 3, 5, 4, 2
+  heads, rank, nope_dim, rope_dim = 3, 5, 4, 2
   config = transformers.DeepseekV3Config(
     hidden_size=8,
     num_attention_heads=heads,
     num_key_value_heads=heads,
     q_lora_rank=None,
     kv_lora_rank=rank,
-    qk_nope_head_dim=own,
-    qk_rope_head_dim=turned,
+    qk_nope_head_dim=nope_dim,
+    qk_rope_head_dim=rope_dim,
     v_head_dim=V,
     attn_implementation="eager",
   )
 
   def call(query, latent, key_kernel, value_kernel, shared_key):
     module = deepseek.DeepseekV3Attention(config, 0).eval()
-    module.q_proj = Given(query.flatten(2))
-    module.kv_a_proj_with_mqa = Given(torch.cat([latent, shared_key], -1))
+    module.q_proj = ConstantModule(query.flatten(2))
+    module.kv_a_proj_with_mqa = ConstantModule(
+      torch.cat([latent, shared_key], -1)
+    )
     module.kv_a_layernorm = module.o_proj = nn.Identity()
     kernel = torch.cat([key_kernel, value_kernel], -1).flatten(1)
 
@@ -181,8 +183,8 @@ def latent(file: Vectors) -> None:
         return x @ kernel
 
     module.kv_b_proj = Expand()
-    no_turn = torch.ones(1, T, turned), torch.zeros(1, T, turned)
-    out = module(query.new_zeros(1, T, 8), no_turn, CAUSAL)[0]
+    no_rotation = torch.ones(1, T, rope_dim), torch.zeros(1, T, rope_dim)
+    out = module(query.new_zeros(1, T, 8), no_rotation, CAUSAL)[0]
     return {"out": out.unflatten(2, (heads, V))}
 
   draw = Draw("hf latent")
@@ -192,20 +194,20 @@ def latent(file: Vectors) -> None:
     witness="DeepseekV3Attention",
     mechanism="latent",
     given={
-      "query": draw.normal(1, T, heads, own + turned),
+      "query": draw.normal(1, T, heads, nope_dim + rope_dim),
       "latent": draw.normal(1, T, rank),
-      "key_kernel": draw.normal(rank, heads, own, scale=0.5),
+      "key_kernel": draw.normal(rank, heads, nope_dim, scale=0.5),
       "value_kernel": draw.normal(rank, heads, V, scale=0.5),
-      "shared_key": draw.normal(1, T, turned),
+      "shared_key": draw.normal(1, T, rope_dim),
     },
     options={"is_causal": True},
   )
 
 
 def positions(file: Vectors) -> None:
-  """Rotary positions of every type, and T5's bias."""
+  """Adds rotary positions of every type, and T5's bias."""
   llama = modeling("llama")
-  place = np.arange(0, 7 * T, 7, dtype=np.int32)[None]
+  indices = np.arange(0, 7 * T, 7, dtype=np.int32)[None]
   trained = {"original_max_position_embeddings": 64}
   llama3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
   for name, scaling in {
@@ -243,7 +245,7 @@ def positions(file: Vectors) -> None:
       mechanism="positions",
       function="rotary",
       given={"inputs": Draw("hf rotary").normal(1, T, 2, 16)},
-      fixed={"positions": place},
+      fixed={"positions": indices},
       options=options,
       definition=False,
     )
@@ -276,7 +278,7 @@ def positions(file: Vectors) -> None:
 
 
 def recurrences(file: Vectors) -> None:
-  """Gated DeltaNet, Kimi Delta Attention and lightning attention."""
+  """Adds Gated DeltaNet, Kimi Delta Attention and lightning attention."""
   qwen, kimi = modeling("qwen3_next"), modeling("kimi_linear")
   recurrent = {
     "torch_recurrent_gated_delta_rule": qwen.torch_recurrent_gated_delta_rule,
@@ -284,7 +286,7 @@ def recurrences(file: Vectors) -> None:
     "recurrent_kimi_delta_attention": kimi.recurrent_kimi_delta_attention,
   }
   cases = [(name, name, N) for name in recurrent]
-  # Four heads of values for two of queries and keys.
+  # Four value heads for two heads of queries and keys.
   cases += [(f"{name}_grouped", name, 4) for name in list(recurrent)[:2]]
   for case, name, heads in cases:
     draw, channels = Draw(case), "kimi" in name
@@ -324,10 +326,12 @@ def recurrences(file: Vectors) -> None:
 
   def call(query, key, value):
     module = minimax.MiniMaxLightningAttention(config, 2)
-    module.qkv_proj = Given(torch.cat([query, key, value], -1).flatten(2))
+    module.qkv_proj = ConstantModule(
+      torch.cat([query, key, value], -1).flatten(2)
+    )
     module.act_fn = module.norm = module.out_proj = nn.Identity()
-    # Gates that are 1 in float32.
-    module.output_gate = Given(torch.full((1, T, 4 * H), 40.0))
+    # The gates are 1 in float32.
+    module.output_gate = ConstantModule(torch.full((1, T, 4 * H), 40.0))
     out = module(query.new_zeros(1, T, 4 * H), None, torch.ones(1, T))[0]
     return {"out": out.unflatten(2, (4, H))}
 

@@ -1,11 +1,11 @@
-"""Makes transformers_4.npz: relative keys, which transformers 5 no longer has.
+"""Writes transformers_4.npz: relative keys, which transformers 5 removed.
 
 python3.11 -m venv VENV
 VENV/bin/pip install torch==2.13.0 transformers==4.57.6
 OMP_NUM_THREADS=1 VENV/bin/python tests/verification/peers/make_transformers_4.py
 """
 
-from modules import Given
+from modules import ConstantModule
 import torch
 from torch import nn
 import transformers
@@ -16,7 +16,7 @@ T, N, H = 29, 2, 4
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   version = f"transformers {transformers.__version__}"
   file = Vectors("transformers_4", version)
   config = transformers.BertConfig(
@@ -30,8 +30,8 @@ def main() -> None:
     module = BertSelfAttention(config).eval()
     names = "query", "key", "value"
     for name, x in zip(names, (query, key, value), strict=True):
-      setattr(module, name, Given(x.flatten(2)))
-    # Its table begins with the farthest key on the right.
+      setattr(module, name, ConstantModule(x.flatten(2)))
+    # Its table starts with the farthest key on the right.
     table = relative_keys.flip(0)
     module.distance_embedding = nn.Module()
     module.distance_embedding.forward = lambda distance: table[distance]
@@ -48,8 +48,8 @@ def main() -> None:
     given=given,
   )
 
-  place = torch.arange(T)
-  hidden = (place[:, None] - place[None]).abs() > 6
+  positions = torch.arange(T)
+  hidden = (positions[:, None] - positions[None]).abs() > 6
   mask = torch.zeros(T, T).masked_fill(hidden, -torch.inf)[None, None]
   file.add(
     "hf_relative_keys_window",

@@ -1,4 +1,4 @@
-"""Makes transformers_states.npz: recurrent layers of transformers.
+"""Writes transformers_states.npz: recurrent layers of transformers.
 
 python3.11 -m venv VENV
 VENV/bin/pip install torch==2.13.0 transformers==5.24.0
@@ -18,7 +18,7 @@ T, N, H, S, R = 29, 2, 4, 5, 3
 
 
 def mamba(file: Vectors) -> None:
-  """Mamba and Falcon Mamba: their scans, of steps, B and C of x."""
+  """Adds the scans of Mamba and Falcon Mamba."""
   draw = Draw("hf mamba")
   given = {
     "query": draw.normal(1, T, N, H),
@@ -42,16 +42,16 @@ def mamba(file: Vectors) -> None:
       p = {n.removeprefix("params/"): x for n, x in params.items()}
       x = query.flatten(2)
 
-      def read(kernel):
+      def project(kernel):
         return norm(x @ p[kernel].flatten(0, 1))
 
-      step = read("step_down") @ p["step_up"].flatten(1)
+      step = project("step_down") @ p["step_up"].flatten(1)
       out = module.mamba_selective_scan(
         x.transpose(1, 2),
         step.transpose(1, 2),
         -torch.exp(p["log_rate"]).transpose(1, 2).flatten(0, 1),
-        read("key_kernel").transpose(1, 2),
-        read("query_kernel").transpose(1, 2),
+        project("key_kernel").transpose(1, 2),
+        project("query_kernel").transpose(1, 2),
         p["skip"].flatten(),
         delta_bias=p["step_bias"].flatten(),
         delta_softplus=True,
@@ -70,7 +70,7 @@ def mamba(file: Vectors) -> None:
 
 
 def rg_lru(file: Vectors) -> None:
-  """The layer of RecurrentGemma."""
+  """Adds the layer of RecurrentGemma."""
   draw = Draw("hf rg_lru")
   given = {
     "query": draw.normal(1, T, N, H),
@@ -84,7 +84,7 @@ def rg_lru(file: Vectors) -> None:
 
   def call(query, **params):
     p = {n.removeprefix("params/"): x for n, x in params.items()}
-    theirs = {
+    parameters = {
       "recurrent_param": p["log_rate"].flatten(),
       "recurrent_gate_weight": p["decay_kernel"],
       "recurrent_gate_bias": p["decay_bias"],
@@ -93,7 +93,7 @@ def rg_lru(file: Vectors) -> None:
     }
     layer = modeling_recurrent_gemma.RecurrentGemmaRglru(config)
     arguments = query.flatten(2), torch.arange(T)[None]
-    out = torch.func.functional_call(layer, theirs, arguments)
+    out = torch.func.functional_call(layer, parameters, arguments)
     return {"out": out.unflatten(2, (N, H))}
 
   file.add(

@@ -1,4 +1,4 @@
-"""Makes ttt.npz: what the code of the authors of TTT-Linear computes.
+"""Writes ttt.npz: results of the authors' code of TTT-Linear.
 
 git clone https://github.com/test-time-training/ttt-lm-jax
 git -C ttt-lm-jax checkout 6f529b124c7fb5879b33c06926408b15add1d82f
@@ -22,7 +22,7 @@ T, N, H, C = 28, 2, 4, 4
 
 
 def layers(folder: pathlib.Path) -> Any:
-  """The module of its layers, without its trainer."""
+  """Imports the authors' layers without their trainer."""
   path = folder / "ttt" / "models" / "ttt_layer.py"
   spec = importlib.util.spec_from_file_location("ttt_layer", path)
   module = importlib.util.module_from_spec(spec)
@@ -33,7 +33,7 @@ def layers(folder: pathlib.Path) -> Any:
 
 
 def ttt_linear(file: Vectors, folder: pathlib.Path) -> None:
-  """The inner loop of the layer, with its learning rates."""
+  """Adds the inner loop of the layer, with its learning rates."""
   config = types.SimpleNamespace(
     hidden_size=N * H,
     num_attention_heads=N,
@@ -99,7 +99,7 @@ def ttt_linear(file: Vectors, folder: pathlib.Path) -> None:
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   jax.config.update("jax_default_matmul_precision", "highest")
   file = Vectors("ttt", "ttt-lm-jax 6f529b1", jax_results)
   ttt_linear(file, pathlib.Path(sys.argv[1]))

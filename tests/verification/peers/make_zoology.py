@@ -1,4 +1,4 @@
-"""Makes zoology.npz: what the layer of the authors of Based computes.
+"""Writes zoology.npz: results of the layer by the authors of Based.
 
 git clone https://github.com/HazyResearch/zoology
 git -C zoology checkout d88d6f5474f36998d82d5c3bd58a190248d0a669
@@ -20,11 +20,11 @@ T, N, H, V = 29, 2, 4, 3
 
 
 def main() -> None:
-  """Writes the file."""
+  """Writes the vectors."""
   sys.path.insert(0, sys.argv[1])
   names = "opt_einsum", "zoology.utils"
   stubs = {x: mock.MagicMock() for x in names}
-  # A decorator of `__init__`, which is not called.
+  # A decorator of `__init__`, which is never called.
   stubs["pydantic"] = mock.MagicMock(validate_call=lambda x: x)
   with mock.patch.dict(sys.modules, stubs):
     from zoology.mixers.based import Based
@@ -37,7 +37,7 @@ def main() -> None:
   ):
 
     def call(query, key, value, view=view, causal=causal):
-      own = mock.MagicMock(
+      layer_self = mock.MagicMock(
         apply_rotary=False,
         feature_dim=H,
         num_heads=N,
@@ -49,9 +49,11 @@ def main() -> None:
         feature_map=TaylorExp(H),
       )
       arrays = [x.flatten(2) for x in (query, key, value)]
-      own.proj_q, own.proj_k, own.proj_v = ((lambda _, x=x: x) for x in arrays)
-      own.proj_o = own.dropout = lambda x: x
-      out = Based.forward(own, arrays[0])
+      layer_self.proj_q, layer_self.proj_k, layer_self.proj_v = (
+        (lambda _, x=x: x) for x in arrays
+      )
+      layer_self.proj_o = layer_self.dropout = lambda x: x
+      out = Based.forward(layer_self, arrays[0])
       return {"out": out.unflatten(-1, (N, V))}
 
     direction = "causal" if causal else "bidirectional"

@@ -1,23 +1,22 @@
-"""What replaces projections of classes in torch."""
+"""Replaces projections of PyTorch modules, and swaps axes."""
 
 import torch
 from torch import nn
 
 
-class Given(nn.Module):
-  """Returns a tensor, whatever its input."""
+class ConstantModule(nn.Module):
+  """Returns the same tensor for every input."""
 
   def __init__(self, tensor: torch.Tensor):
     super().__init__()
     self.tensor = tensor
 
   def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-    """The tensor."""
+    """Returns a copy, since some modules write to it."""
     del inputs
-    # Some classes write to it.
     return self.tensor.clone()
 
 
-def swapped(*tensors: torch.Tensor) -> list[torch.Tensor]:
-  """`[B, T, N, H]` as `[B, N, T, H]`."""
+def swap_heads(*tensors: torch.Tensor) -> list[torch.Tensor]:
+  """Transposes `[B, T, N, H]` to `[B, N, T, H]`."""
   return [x.transpose(1, 2) for x in tensors]

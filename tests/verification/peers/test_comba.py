@@ -11,7 +11,7 @@ from tests.verification.peers import agreement, vectors
 def test_comba_decodes_as_its_authors():
   """A prompt of 13 positions, and then one by one; the cache is the state."""
   (case,) = [x for x in vectors.read() if x.name == "comba_gates"]
-  params, given = agreement.split(case.given)
+  params, given = agreement.split_params(case.given)
   mechanism, variables = comba(), {"params": params}
   read = mechanism.gates(variables, jnp.asarray(given.pop("inputs")))
   assert read["log_decay"].min() < -29.0

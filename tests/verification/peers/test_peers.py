@@ -28,14 +28,14 @@ def assert_close(found, expected, share):
 
 @pytest.mark.parametrize("case", parameters(CASES))
 def test_functions_have_the_results_and_gradients_of_peers(case):
-  results, gradients = agreement.with_gradients(case)
+  results, gradients = agreement.results_and_gradients(case)
   assert_close(results, case.result, 2e-5)
   assert_close(gradients, case.gradient, 1e-4)
 
 
 @pytest.mark.parametrize("case", parameters(x for x in CASES if x.definition))
 def test_definitions_have_the_results_of_peers(case):
-  found = agreement.defined(case)
+  found = agreement.definition_results(case)
   expected = {name: x for name, x in case.result.items() if name in found}
   assert_close(found, expected, 2e-5)
 
@@ -73,7 +73,9 @@ def test_cases_have_names_of_their_own():
 def test_the_page_has_a_row_for_each_mechanism_and_peer():
   """What is measured is compared above."""
   text = page.PAGE.read_text("utf-8")
-  assert page.page_rows(text) == [page.facts(row) for row in page.rows()]
+  assert page.page_rows(text) == [
+    page.unmeasured_cells(row) for row in page.rows()
+  ]
 
 
 def test_mechanisms_without_a_witness_are_marked():

@@ -1,9 +1,9 @@
-"""Cases of make_transformers.py in which a query does not see every key."""
+"""Adds cases for make_transformers.py: sparse attention and Nyströmformer."""
 
 import importlib
 from typing import Any
 
-from modules import Given
+from modules import ConstantModule
 import numpy as np
 import torch
 from torch import nn
@@ -14,13 +14,13 @@ N, H = 2, 4
 
 
 def modeling(name: str) -> Any:
-  """The module transformers.models.`name`.modeling_`name`."""
+  """Imports transformers.models.`name`.modeling_`name`."""
   path = f"transformers.models.{name}.modeling_{name}"
   return importlib.import_module(path)
 
 
 def sparse(file: Vectors) -> None:
-  """Longformer, BigBird, Nyströmformer, Swin and CvT."""
+  """Adds Longformer, BigBird, Nyströmformer, Swin and CvT."""
   longformer = modeling("longformer")
   length, window = 30, 5
   config = transformers.LongformerConfig(
@@ -35,7 +35,7 @@ def sparse(file: Vectors) -> None:
     module = longformer.LongformerSelfAttention(config, 0).eval()
 
     def flat(x):
-      return Given(x.flatten(2).transpose(0, 1))
+      return ConstantModule(x.flatten(2).transpose(0, 1))
 
     for name, x in zip(names, (query, key, value), strict=True):
       setattr(module, name, flat(x))
@@ -83,7 +83,7 @@ def sparse(file: Vectors) -> None:
 
 
 def bigbird(file: Vectors) -> None:
-  """BigBird's blocks, with the random blocks that it draws."""
+  """Adds BigBird, with the random blocks that it draws."""
   module = modeling("big_bird")
   size, blocks = 3, 11
   config = transformers.BigBirdConfig(
@@ -93,7 +93,7 @@ def bigbird(file: Vectors) -> None:
     num_random_blocks=2,
     attention_probs_dropout_prob=0.0,
   )
-  # In evaluation all of them are block 0.
+  # In evaluation mode all random blocks are block 0.
   attention = module.BigBirdBlockSparseAttention(config, seed=3).train()
   draw_blocks = attention._bigbird_block_rand_mask_with_head
   drawn = []
@@ -107,7 +107,7 @@ def bigbird(file: Vectors) -> None:
   def call(query, key, value, random_blocks=None):
     del random_blocks
     for name, x in (("query", query), ("key", key), ("value", value)):
-      setattr(attention, name, Given(x.flatten(2)))
+      setattr(attention, name, ConstantModule(x.flatten(2)))
     ones = torch.ones(1, size * blocks)
     make = module.BigBirdModel.create_masks_for_block_sparse_attn
     blocked, band, rows, columns = make(ones, size)
@@ -131,7 +131,7 @@ def bigbird(file: Vectors) -> None:
 
 
 def nystrom(file: Vectors) -> None:
-  """Nyströmformer's attention, with its two starts and its convolution."""
+  """Adds Nyströmformer, with its two initial values and its convolution."""
   module = modeling("nystromformer")
   length, landmarks = 35, 7
 
@@ -146,7 +146,7 @@ def nystrom(file: Vectors) -> None:
     attention = module.NystromformerSelfAttention(config).eval()
     attention.init_option = start
     for name, x in (("query", query), ("key", key), ("value", value)):
-      setattr(attention, name, Given(x.flatten(2)))
+      setattr(attention, name, ConstantModule(x.flatten(2)))
     if kernel is None:
       attention.conv_kernel_size = None
     else:
@@ -185,7 +185,7 @@ def nystrom(file: Vectors) -> None:
 
 
 def grids(file: Vectors) -> None:
-  """Swin's windows, shifted and not."""
+  """Adds Swin's windows, shifted and not."""
   swin = modeling("swin")
   size, grid = 3, (6, 6)
   config = transformers.SwinConfig(
@@ -202,7 +202,7 @@ def grids(file: Vectors) -> None:
 
     names = "q_proj", "k_proj", "v_proj"
     for name, x in zip(names, (query, key, value), strict=True):
-      setattr(attention, name, Given(windows(x)))
+      setattr(attention, name, ConstantModule(windows(x)))
     attention.o_proj = nn.Identity()
     table = attention.relative_position_bias
     del table.relative_position_bias_table
@@ -234,7 +234,7 @@ def grids(file: Vectors) -> None:
 
 
 def strides(file: Vectors) -> None:
-  """CvT, whose keys and values are every second row and column."""
+  """Adds CvT, with every second row and column of keys and values."""
   cvt = modeling("cvt")
   rows, columns = 4, 7
 
@@ -258,7 +258,7 @@ def strides(file: Vectors) -> None:
 
     attention.projection_query = Part(0)
     attention.projection_key, attention.projection_value = Part(1), Part(2)
-    # CvT divides by the root of its whole width.
+    # CvT divides by the square root of the whole width.
     attention.embed_dim, attention.scale = width, H**-0.5
     joined = torch.cat([x.flatten(2) for x in (query, key, value)], -1)
     out = attention(joined, rows, columns)

@@ -1,22 +1,21 @@
-"""Vectors that other programs computed: how scripts make them and tests read them.
+"""Reads and writes test vectors that other programs, the peers, computed.
 
 A file `<peer>.npz` has the cases of one peer. A case is a call of one of our functions
-or mechanisms: its arguments under our names and in our layouts, with what the peer gave
-for them: the arrays
+or mechanisms. It has the arguments, with our names and layouts, and the peer's results:
 
-    given/<argument>      floating point; gradients are by these
+    given/<argument>      floating-point arguments, with gradients
     fixed/<argument>      masks, indices, segment ids
-    result/<name>         out, and state or lse where the peer returns one
-    cotangent/<name>      of each result
+    result/<name>         out, and state or lse if the peer returns one
+    cotangent/<name>      one per result
     gradient/<argument>   of Σ result · cotangent
 
-An argument `params/<name>` is a trainable variable of a mechanism. A file has the
-numbers of all arrays one after the other, for the sake of its size: multiples of 1/16,
-as which arguments are drawn, as integers, and the others, of which `BITS` are kept,
-as bytes, first the highest of each number. `index` is JSON: the peer's name, version
-and date, the facts of each case, and shape and dtype of each array.
+An argument `params/<name>` is a trainable variable of a mechanism. To keep files small,
+the numbers of all arrays are concatenated: multiples of 1/16, such as the arguments, as
+integers; the others, rounded to `BITS`, as bytes, with the highest byte of all numbers
+first. `index` is JSON: the peer's name, version and date, the facts of each case, and
+the shape and dtype of each array.
 
-Scripts run in the environments of the peers, so this file needs NumPy alone.
+Scripts run in the environments of the peers, so this file needs only NumPy.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,14 +32,14 @@ HERE = pathlib.Path(__file__).parent
 FOLDERS = ("given", "fixed", "result", "cotangent", "gradient")
 
 BITS = {"gradient": 18}
-"""Bits of a number's 24 that are kept; of other arrays all are."""
+"""Significant bits of the arrays of a folder; others keep all 24."""
 
 Arrays = Mapping[str, np.ndarray]
 Call = Callable[..., Mapping[str, Any]]
 
 
 class Case(NamedTuple):
-  """One call, and what a peer gave for it."""
+  """One call, and the results of a peer."""
 
   name: str
   peer: str
@@ -50,13 +49,13 @@ class Case(NamedTuple):
   """The peer's function."""
   mechanism: str
   function: str
-  """The name in `attention` of a function, or of a factory with `apply`."""
+  """The name of a function in `attention`, or of a factory."""
   options: dict[str, Any]
-  """Of the function or the factory."""
+  """Options of the function or the factory."""
   call: dict[str, Any]
-  """Options of a call of the factory's mechanism."""
+  """Options of the mechanism's `apply`."""
   definition: bool
-  """Whether `attention.definitions` has it as well."""
+  """Whether `attention.definitions` supports the call."""
   given: Arrays
   fixed: Arrays
   result: Arrays
@@ -68,21 +67,21 @@ class Case(NamedTuple):
 
 
 class Draw:
-  """Random arrays that depend on the name of a case alone."""
+  """Random arrays that depend only on the name of a case."""
 
   def __init__(self, name: str):
     self._draw = np.random.RandomState(zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
   def normal(self, *shape: int, scale: float = 1.0) -> np.ndarray:
-    """Normal numbers, rounded to multiples of 1/16."""
+    """Returns normal numbers, rounded to multiples of 1/16."""
     return sixteenths(scale * self._draw.standard_normal(shape))
 
   def uniform(self, low: float, high: float, *shape: int) -> np.ndarray:
-    """Numbers between two others, rounded to multiples of 1/16."""
+    """Returns uniform numbers, rounded to multiples of 1/16."""
     return sixteenths(self._draw.uniform(low, high, shape))
 
   def decays(self, *shape: int) -> np.ndarray:
-    """Log decays `[B, T, …]` near 0, but −30 at two positions of the last head."""
+    """Returns log decays `[B, T, …]` near 0, with two of −30 in the last head."""
     x = -np.abs(self.normal(*shape, scale=0.4))
     x[:, (shape[1] // 3, shape[1] - 5), -1] = -30.0
     return x
@@ -90,7 +89,7 @@ class Draw:
   def qkv(
     self, length: int = 29, heads: int = 2, kv_heads: int | None = None, value=3
   ) -> dict[str, np.ndarray]:
-    """Queries and keys of width 4, and values of width `value`."""
+    """Returns queries and keys of width 4, and values of width `value`."""
     kv_heads = kv_heads or heads
     return {
       "query": self.normal(1, length, heads, 4),
@@ -100,19 +99,19 @@ class Draw:
 
 
 def sixteenths(x: np.ndarray) -> np.ndarray:
-  """The nearest multiples of 1/16."""
+  """Rounds to multiples of 1/16."""
   return (np.round(np.asarray(x) * 16) / 16).astype(np.float32)
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-  """Vectors of length about 1."""
+  """Scales vectors to a length of about 1."""
   return sixteenths(x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6))
 
 
 def cotangents_of(
   results: Mapping[str, Any], draw: Draw, constant: Sequence[str]
 ) -> dict[str, np.ndarray]:
-  """A cotangent of each result; 0 for those without gradients."""
+  """Draws a cotangent per result; it is 0 for results without gradients."""
   drawn = {n: draw.normal(*x.shape) for n, x in results.items()}
   return {n: 0 * x if n in constant else x for n, x in drawn.items()}
 
@@ -120,7 +119,7 @@ def cotangents_of(
 def torch_results(
   call: Call, given: Arrays, fixed: Arrays, draw: Draw, constant: Sequence[str]
 ) -> tuple[Arrays, Arrays, Arrays]:
-  """Results of a function of torch tensors, cotangents and gradients."""
+  """Returns results of a torch function, cotangents and gradients."""
   import torch
 
   tensors = {n: torch.tensor(x, requires_grad=True) for n, x in given.items()}
@@ -130,10 +129,10 @@ def torch_results(
   total = sum(
     (x * torch.tensor(cotangents[n])).sum() for n, x in results.items()
   )
-  found = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
+  grads = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
   gradients = {
     n: np.zeros_like(given[n]) if x is None else x.numpy()
-    for n, x in zip(tensors, found, strict=True)
+    for n, x in zip(tensors, grads, strict=True)
   }
   return (
     {n: x.detach().numpy() for n, x in results.items()},
@@ -145,7 +144,7 @@ def torch_results(
 def jax_results(
   call: Call, given: Arrays, fixed: Arrays, draw: Draw, constant: Sequence[str]
 ) -> tuple[Arrays, Arrays, Arrays]:
-  """Results of a function of JAX arrays, cotangents and gradients."""
+  """Returns results of a JAX function, cotangents and gradients."""
   import jax
 
   with jax.default_matmul_precision("highest"):
@@ -156,7 +155,7 @@ def jax_results(
 
 
 class Vectors:
-  """The cases of one peer, which are written together."""
+  """The cases of one peer, which `write` saves in one file."""
 
   def __init__(self, peer: str, version: str, differentiate=torch_results):
     today = datetime.date.today().isoformat()
@@ -181,10 +180,10 @@ class Vectors:
     definition: bool = True,
     constant: Sequence[str] = (),
   ) -> Arrays:
-    """Adds a case: `peer(**given, **fixed)` are its results, by name.
+    """Adds a case, whose results by name are `peer(**given, **fixed)`.
 
-    It has no gradients through the results named by `constant`. The function is by
-    default the mechanism's, such as `mesa_attention`.
+    Results named in `constant` have no gradients. `function` defaults to the
+    mechanism's function, such as `mesa_attention`.
     """
     assert name not in self._index["cases"], name
     given = {n: np.asarray(x, np.float32) for n, x in given.items()}
@@ -202,7 +201,7 @@ class Vectors:
         if whole:
           self._whole.append((x * 16).astype(np.int16).ravel())
         else:
-          self._floats.append(shortened(x, BITS.get(folder, 24)).ravel())
+          self._floats.append(round_to_bits(x, BITS.get(folder, 24)).ravel())
         shape = ",".join(map(str, x.shape))
         arrays[f"{folder}/{key}"] = f"{x.dtype} {shape} {int(whole)}"
     self._index["cases"][name] = {
@@ -217,7 +216,7 @@ class Vectors:
     return results
 
   def write(self, *parts: Callable[["Vectors"], None]) -> None:
-    """Writes `<peer>.npz` beside this file; each part adds cases first."""
+    """Writes `<peer>.npz` beside this file, after each part has added its cases."""
     for add in parts:
       add(self)
     path = HERE / f"{self._index['peer']}.npz"
@@ -232,15 +231,15 @@ class Vectors:
     print(path.name, count, "cases", path.stat().st_size // 1024, "KiB")
 
 
-def shortened(x: np.ndarray, bits: int) -> np.ndarray:
-  """Numbers rounded to `bits` bits."""
+def round_to_bits(x: np.ndarray, bits: int) -> np.ndarray:
+  """Rounds to `bits` significant bits."""
   fraction, exponent = np.frexp(x.astype(np.float64))
   rounded = np.round(fraction * 2.0**bits) / 2.0**bits
   return np.ldexp(rounded, exponent).astype(np.float32)
 
 
 def read() -> Iterator[Case]:
-  """Every case of every file; those of `dense` are for `flash` as well."""
+  """Yields every case of every file; cases of `dense` also serve `flash`."""
   for path in sorted(HERE.glob("*.npz")):
     with np.load(path) as file:
       index, whole = json.loads(str(file["index"])), file["whole"]
@@ -259,7 +258,7 @@ def read() -> Iterator[Case]:
       case = Case(name=name, **index, **facts, **folders)
       yield case
       if case.mechanism == "dense":
-        # They have the same arguments.
+        # Both functions have the same arguments.
         yield case._replace(
           name=f"{name}_flash", mechanism="flash", function="flash_attention"
         )
