@@ -90,7 +90,8 @@ def test_every_pair_is_valid_and_survives_json(name, attention):
 @pytest.mark.parametrize(
   ("name", "mechanisms"),
   [
-    *((name, ("performer", "lsh")) for name in PAPER),
+    *((name, ("performer",)) for name in PAPER[:-1]),
+    (PAPER[-1], ("lsh",)),
     *(
       pytest.param(name, tuple(ATTENTIONS), marks=pytest.mark.thorough)
       for name in PAPER
@@ -107,7 +108,7 @@ def test_sizes_of_papers_are_made_with_what_can(name, mechanisms):
     batch = run.task.train_batch(0)
     assert batch["targets"].shape[0] == config.batch_size
     made += 1
-  assert made >= (8 if len(mechanisms) > 8 else 2)
+  assert made >= (8 if len(mechanisms) > 8 else 1)
 
 
 def test_weights_and_biases_is_missed_before_anything_else(monkeypatch):
@@ -299,13 +300,14 @@ def test_what_draws_nothing_has_nothing_to_redraw(tmp_path):
 
 def test_redrawing_draws_the_mechanism_anew(tmp_path):
   small = {f"model.{x}": 16 for x in ("features", "mlp_features")}
+  small |= {"model.num_layers": 1, "batch_size": 8}
   config = load("recall", "performer", redraw_every=1, **small)
   config = experiment_config.parse(config)
   run = experiment.create(config, tmp_path)
-  state, seen = run.init(), []
+  state, seen, programs = run.init(), [], Parts.of(run).on()
   for seed in (1, 2):
     at = state._replace(seed=np.int32(seed))
-    new, _ = Parts.of(run).on().update(at, run.task.train_batch(0))
+    new, _ = programs.update(at, run.task.train_batch(0))
     seen.append(new.collections["constants"])
   first, second = seen
   shapes = run.shapes.collections["constants"]

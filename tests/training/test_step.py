@@ -286,8 +286,9 @@ def test_runs_of_another_seed_and_rate_lower_to_the_same_programs():
   first, second = run(0, 1e-2), run(1, 3e-3)
   assert lowered(first) == lowered(second)
   assert lowered(first) != lowered(run(0, 1e-2, warmup_steps=3))
+  programs = tiny.Parts.of(first).on()
   states = [
-    tiny.Parts.of(x).on().update(x.init(), first.task.train_batch(0))
+    programs.update(x.init(), first.task.train_batch(0))
     for x in (first, second)
   ]
   assert states[0][1]["loss"][0] != states[1][1]["loss"][0]

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -237,22 +235,16 @@ def test_a_run_of_before_images_left_the_transformer_is_read():
 
 
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
-  script = (
+  script = tmp_path.with_suffix(".py")
+  script.write_text(
     "import pathlib, sys\n"
-    "from settings import atomic\n"
     "from training import ownership\n"
     "with ownership.lock(pathlib.Path(sys.argv[1])):\n"
     "  pass\n"
   )
 
   def other():
-    return subprocess.run(
-      [sys.executable, "-c", script, str(tmp_path)],
-      capture_output=True,
-      text=True,
-      cwd=commands.ROOT,
-      check=False,
-    )
+    return commands.run(script, str(tmp_path))
 
   before, longer = config(num_steps=20), config(num_steps=40)
   workdir.write_config(tmp_path, before)
@@ -260,10 +252,10 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
     with pytest.raises(RunError, match="another process writes in"):
       experiment.begin(longer, tmp_path)
     assert workdir.read_config(tmp_path)["num_steps"] == 20
-    result = other()
-    assert result.returncode == 1
-    assert "workdir: another process writes in" in result.stderr
-  assert other().returncode == 0
+    code, _, error = other()
+    assert code == 1
+    assert "workdir: another process writes in" in error
+  assert other() == (0, "", "")
 
 
 def test_what_another_process_began_meanwhile_is_kept(tmp_path):

@@ -8,12 +8,15 @@ import shutil
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import models
+from models.published import files
 from tests.here import here
+from tests.models import tiny
 
 _HERE = pathlib.Path(__file__).parent
 FOLDERS = {
@@ -67,9 +70,9 @@ def same(one, other):
   chex.assert_trees_all_equal(one, other)
 
 
-def expected(case):
+def expected(case, file="expected"):
   """The inputs of a case, and what transformers returned by dtype."""
-  with np.load(FOLDERS[case] / "expected.npz") as arrays:
+  with np.load(FOLDERS[case] / f"{file}.npz") as arrays:
     inputs = {
       name.removeprefix("input."): arrays[name]
       for name in arrays
@@ -125,6 +128,58 @@ def test_logits_are_those_of_transformers(case):
   out = compute(loaded(case), inputs)
   assert out.shape == outputs["float32"].shape
   assert compared(inputs, out, outputs["float32"]) < 2e-5
+
+
+@pytest.mark.parametrize(
+  "case", [case for case in CASES if (FOLDERS[case] / "left.npz").exists()]
+)
+def test_rows_that_are_padded_on_the_left(case):
+  """Blocks do not shift with the padding; those of transformers do."""
+  inputs, outputs = expected(case, "left")
+  assert not inputs["attention_mask"][1:, 0].any()
+  out = compute(loaded(case), inputs)
+  assert compared(inputs, out, outputs["float32"]) < 2e-5
+
+
+def is_decoder(case):
+  """Whether a model predicts the next token."""
+  (kind,) = files.read_config(FOLDERS[case])["architectures"]
+  return kind.endswith("CausalLM") or kind.startswith("MiniMaxM3")
+
+
+@pytest.mark.parametrize("case", [*filter(is_decoder, CASES)])
+def test_token_by_token(case):
+  """Every step of a row gives the logits that transformers has for all of it."""
+  p, (inputs, outputs) = loaded(case), expected(case)
+  # A step knows no padding before it.
+  rows = inputs["attention_mask"][:, 0] > 0
+  ids = jnp.asarray(inputs["input_ids"][rows])
+  out = tiny.step_by_step(p.model, p.variables, {"inputs": ids})
+  mask = {**inputs, "attention_mask": inputs["attention_mask"][rows]}
+  assert compared(mask, out, outputs["float32"][rows]) < 2e-5
+
+
+CHANGES = [
+  pytest.param(case, str(number), change, id=f"{case}-{number}")
+  for case, folder in FOLDERS.items()
+  if (folder / "changes.json").exists()
+  for number, change in enumerate(
+    json.loads((folder / "changes.json").read_text())
+  )
+]
+
+
+@pytest.mark.parametrize(("case", "number", "change"), CHANGES)
+def test_a_key_changes_what_it_changes_in_transformers(
+  case, number, change, tmp_path
+):
+  """The weights are the same; null takes a key out."""
+  values = {key: ... if x is None else x for key, x in change.items()}
+  p = models.load_pretrained(changed(case, tmp_path, **values))
+  (inputs, outputs), (_, wanted) = expected(case), expected(case, "changes")
+  assert compared(inputs, outputs["float32"], wanted[number]) > 1e-3
+  # Rounding depends on the CPU: some have 2.7e-5.
+  assert compared(inputs, compute(p, inputs), wanted[number]) < 5e-5
 
 
 @pytest.mark.parametrize("case", [case for case in ("vit",) if case in FOLDERS])
