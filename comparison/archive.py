@@ -66,7 +66,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
   try:
     with lzma.open(path, "rt", encoding="utf-8") as file:
       lines = [json_text.loads(line) for line in file]
-    head = lines.pop(0) if lines else None
+    head = lines.pop(0) if lines else {}
     dict(head["comparison"])
     for name in ("references", "plan"):
       dict(head.get(name) or {})

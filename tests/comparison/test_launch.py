@@ -421,8 +421,7 @@ def test_shards_that_plan_at_the_same_time_lose_no_run(folder):
 def test_the_folder_of_many_layers_has_a_name_that_file_systems_allow():
   label = "+".join(["sliding_window:window=8"] * 20)
   one, other = (
-    Run("copy", label, "dense", 0, {"num_steps": steps}, {})
-    for steps in (1, 2)
+    Run("copy", label, "dense", 0, {"num_steps": steps}, {}) for steps in (1, 2)
   )
   # With ".json" and the ending of a temporary file, at most 255.
   assert len(one.identity) + len(".0123456789abcdef.tmp") <= 255
