@@ -322,7 +322,7 @@ def _check_rows(cache: Any, arrays: Sequence[Any]) -> None:
   _, length, _, head_dim = query.shape
   batch = jax.tree.leaves(cache)[0].shape[0]
   expected = {"query": (batch, *query.shape[1:])}
-  rows = getattr(cache, "value", None)
+  rows: Any = getattr(cache, "value", None)
   heads = None
   if rows is not None and rows.ndim == 4:  # Not a single row, as in a state.
     heads = rows.shape[2] // getattr(cache, "rows_per_head", 1)
