@@ -544,6 +544,20 @@ def test_a_state_of_another_type_is_refused(name):
     function(X, X, X, **call, **gates)
 
 
+def test_a_state_in_bfloat16_is_that_of_its_numbers():
+  gates = {"beta": 0.5 * X[..., 0], "log_decay": -0.1 * X[..., 0]}
+  gates |= {"square_rate": gates["beta"], "square_decay": gates["log_decay"]}
+  run = functools.partial(
+    attention.precond_delta_attention, X, X, X, center=jnp.ones(2), **gates
+  )
+  _, state = run(return_state=True)
+  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state)
+  same = jax.tree.map(lambda x: x.astype(jnp.float32), half)
+  chex.assert_trees_all_close(
+    run(initial_state=half), run(initial_state=same), atol=1e-6
+  )
+
+
 def test_a_record_is_no_attention_function(unchecked):
   for wrong in (ATTENTIONS["dense"](), "dense"):
     with pytest.raises(ValueError, match=r"^fn: expected an attention functio"):
