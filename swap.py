@@ -20,7 +20,7 @@ import training  # noqa: F401  # isort: skip
 
 from absl import flags
 
-from settings.errors import ConfigError, RunError, one_line
+from settings.errors import ConfigError
 from settings.fields import error_line
 from training.commands import entry
 from training.devices import process
@@ -107,19 +107,9 @@ def main() -> None:
         records.write(folder, record)
       for swap in record.get("swaps", ()):
         if settings.finetune_steps and "finetune_loss" not in swap:
-          kept, name = swap["kept"], swap["folder"]
-          notes = record.setdefault("notes", {})
-          notes.pop(f"finetune of {name}", None)
-          try:
-            trained = finetune.finetune(
-              model, choice, kept, settings, folder, name
-            )
-          except RunError as error:  # The other mechanisms are still measured.
-            trained = {}
-            notes[f"finetune of {name}"] = one_line(error)
-          if trained is None:
+          places = settings, folder, swap
+          if not finetune.add(record, model, choice, *places):
             return
-          swap |= trained
           records.write(folder, record)
       print(rows.line(record), flush=True)
     print(report.write(folder, settings, records.read_all(folder)))

@@ -65,8 +65,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
   """
   try:
     with lzma.open(path, "rt", encoding="utf-8") as file:
-      lines = [json_text.loads(line) for line in file]
-    head = lines.pop(0) if lines else {}
+      # Without a line, there is no comparison either.
+      head, *lines = [json_text.loads(line) for line in file] or [{}]
     dict(head["comparison"])
     for name in ("references", "plan"):
       dict(head.get(name) or {})

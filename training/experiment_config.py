@@ -65,8 +65,8 @@ def parse(
 
   With `model.weights`, the folder of published weights determines the model, and its
   vocabulary, if there is one, determines the ids of a text. The config then chooses
-  the mechanisms (a plain 'dense' keeps the published one), the dropout and the
-  dtypes.
+  the mechanisms (a plain 'dense' keeps the published one), the dropout, the dtypes and
+  `remat`.
 
   The config may have the field 'slots', which `workdir.write_config` adds for
   readers, if it agrees with the model.
@@ -205,6 +205,7 @@ _CHOSEN_FIELDS = (
   "attention_dropout_rate",
   "dtype",
   "param_dtype",
+  "remat",
   "teacher",
 )
 """Config fields that also apply to a published model, besides the mechanisms."""

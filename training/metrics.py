@@ -58,7 +58,7 @@ class MetricsWriter:
     writes: bool = True,
     log: LogConfig = LogConfig(),  # noqa: B008  # It is frozen.
   ):
-    self._writes = writes
+    self._writes, self._workdir = writes, workdir
     if not writes:
       return
     records = [record for record in read(workdir) if record["step"] <= step]
@@ -96,8 +96,14 @@ class MetricsWriter:
           self._board.add_scalar(name, value, step)
       if self._wandb is not None:
         self._wandb.log(numbers, step=step)
-    self._file.write(lines)
-    self._file.flush()
+    if len(splits) > 1:  # Of a finished run: all of them, or none.
+      text = (self._workdir / FILE).read_text("utf-8")
+      self._file.close()
+      atomic.write_text(self._workdir / FILE, text + lines)
+      self._file = (self._workdir / FILE).open("a", encoding="utf-8")
+    else:
+      self._file.write(lines)
+      self._file.flush()
 
   def close(self) -> None:
     """Closes the file and the loggers."""

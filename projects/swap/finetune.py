@@ -2,14 +2,44 @@
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from models.published import load
 from projects.swap import scores, variant
-from projects.swap.records import MODELS, RUNS
+from projects.swap.records import MODELS, RUNS, Record
 from projects.swap.settings import Choice, Settings
 from projects.swap.source import Source
+from settings.errors import RunError, one_line
 from training import experiment, experiment_config, loop, workdir
 from training.inference import generation, published
+
+
+def add(
+  record: Record,
+  source: Source,
+  choice: Choice,
+  settings: Settings,
+  folder: Path,
+  swap: dict[str, Any],
+) -> bool:
+  """Fine-tunes one swapped model of a record, and adds the results to `swap`.
+
+  If the run fails, for example because the model diverges, the record has a note with
+  the reason, so that other mechanisms can be measured.
+
+  Returns:
+    False if a signal stopped the run.
+  """
+  name, notes = swap["folder"], record.setdefault("notes", {})
+  note = f"finetune of {name}"
+  notes.pop(note, None)
+  try:
+    results = finetune(source, choice, swap["kept"], settings, folder, name)
+  except RunError as error:
+    notes[note] = one_line(error)
+    return True
+  swap |= results or {}
+  return results is not None
 
 
 def finetune(

@@ -82,6 +82,7 @@ def test_the_config_chooses_mechanism_dropout_and_dtype(config):
     ("attention_dropout_rate", 0.125),
     ("dtype", "bfloat16"),
     ("param_dtype", "bfloat16"),
+    ("remat", "block"),
   ],
 )
 def test_a_config_chooses_each_of_these_beside_weights(config, leaf, value):

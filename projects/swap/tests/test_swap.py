@@ -22,7 +22,7 @@ from projects.swap.settings import Settings
 from projects.swap.tests import swap_cases as cases
 from settings.errors import ConfigError, RunError
 from tests import commands
-from training import experiment_config, ownership, workdir
+from training import experiment_config, workdir
 
 HYBRID = "window_linear:window=4"
 FLAGS = ("--keep=1", "--transfer_steps=10")
@@ -108,22 +108,31 @@ def test_the_page_names_every_mechanism_and_has_its_figures(finished):
   assert {path.name for path in (out / "plots").iterdir()} == pictures
 
 
-@pytest.mark.thorough
-def test_a_mechanism_that_fails_does_not_keep_the_others_waiting(
-  finished, place, tmp_path
-):
-  out = shutil.copytree(finished[0], tmp_path / "out")
-  busy = out / records.RUNS / "flash-keep-1"
-  busy.mkdir()
-  with ownership.lock(busy):
-    attention = "--attention=flash,linear"
-    code, _, error = swap(place, f"--workdir={out}", attention, *FLAGS)
-  assert (code, error) == (0, "")
-  failed, done = (
-    row for row in rows(out) if row["attention"] in ("flash", "linear")
+def test_a_fine_tuning_that_fails_is_a_note(monkeypatch, tmp_path):
+  results = [RunError("step 3: loss is not finite"), None, {"finetune_loss": 2}]
+
+  def finetune_next(*unused):
+    result = results.pop(0)
+    if isinstance(result, Exception):
+      raise result
+    return result
+
+  monkeypatch.setattr(finetune, "finetune", finetune_next)
+  row = {"folder": "delta", "kept": [1], "loss": 4.0}
+  record = {"swaps": [row], "notes": {"long_step_seconds": "too long"}}
+
+  def add():
+    return finetune.add(record, None, None, None, tmp_path, row)
+
+  assert add()
+  assert (
+    record["notes"].pop("finetune of delta") == "step 3: loss is not finite"
   )
-  assert (failed["finetune_loss"], bool(done["finetune_loss"])) == ("", True)
-  assert "flash-keep-1: workdir: another process writes" in failed["reason"]
+  assert not add()  # A signal stopped it.
+  assert "finetune_loss" not in row
+  assert add()
+  assert row["finetune_loss"] == 2
+  assert record["notes"] == {"long_step_seconds": "too long"}
 
 
 @pytest.mark.thorough

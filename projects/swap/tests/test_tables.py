@@ -100,7 +100,7 @@ def test_a_record_in_one_line():
     "own: loss 2.0000 (2 layers kept)",
     "lsh (num_rounds=2): loss 4.0000 → 3.0000, loss 2.5000 (1 layer kept); "
     "map: too long",
-    "path: loss 800.0000 → 4.0000 → 1.0000 (2 layers kept)",
+    "path: loss 800.0000 → 4.0000 → 1.0000 (2 layers kept); slow",
     "flash: not causal",
   ]
 
