@@ -183,10 +183,10 @@ def _visible(
 def _visible_blocks(
   random_blocks: Int[Array, "N M R"], count: int
 ) -> Int[Array, "N M W"]:
-  """The W = 5 + R key blocks of each query block that is not global, in order.
+  """The W = 5 + R key blocks of each non-global query block, in ascending order.
 
-  They are the first, the last, the block itself, its neighbours, and the random
-  ones. Repeated and invalid indices become `count`, which is no block.
+  A query block attends to the first and the last block, itself, its two neighbours and
+  its random blocks. `count` replaces repeated and invalid numbers.
   """
   own = jnp.arange(1, count - 1)
   fixed = jnp.stack([0 * own, 0 * own + count - 1, own - 1, own, own + 1], -1)
@@ -277,7 +277,7 @@ def _attend_to_shards(
   """(out, lse) of `bigbird_attention` for the shards of D devices.
 
   The blocks that a device needs are known only at run time. So the devices pass all
-  keys around a ring, and each keeps the blocks of its queries. Time and memory are
+  keys along a ring, and each keeps the blocks of its queries. Time and memory are
   those of T positions, with 5 + R keys for each query and head. Devices exchange the
   same arrays as in dense attention, and one sum for the global queries.
   """

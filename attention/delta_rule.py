@@ -59,8 +59,8 @@ def delta_rule_attention(
 
     S_t = S' + β_t k_t (w_t ∘ v_t − S_{t−1}ᵀ (b_t ∘ p_t))ᵀ
 
-  With p = e^g ∘ k, this is the rule above. With keys of length 1 and p = c k, the state
-  may grow if βc > 1 + e^g.
+  With p = e^g ∘ k, this is the rule above. With keys of length 1 and p = c k for a
+  number c, the state may grow if βc > 1 + e^g.
 
   Args:
     query: `[B, T, Q, H]`.
@@ -70,8 +70,8 @@ def delta_rule_attention(
     log_decay: natural logarithms of the decays, at most 0: None for no decay
       (DeltaNet), `[B, T, N]` for one per head (Gated DeltaNet), or `[B, T, N, H]` for
       one per channel (Kimi Delta Attention).
-    erase_key: p, the key whose value is erased, read from S_{t−1} (Comba); None
-      erases the value of `key`, read from S'.
+    erase_key: p; the value that S_{t−1} stores for it is erased (Comba). None means
+      that the value that S' stores for `key` is erased.
     erase_gate: b, the share of k or p that is erased, per channel (Gated DeltaNet-2).
     write_gate: w, the share of the value that is written.
     normalize_keys: whether to divide each query and key by its length √(|x|² + 10⁻⁶),

@@ -140,7 +140,7 @@ def dense_attention(
       scale = 1.0 / math.sqrt(query.shape[3])
     logits = dataclasses.replace(logits, scale=jnp.asarray(scale, dtype))
   query, scores, _ = logits.scores(query, visible)
-  # `attend` receives its rows of the bias.
+  # Each call of `attend` receives the bias of its own queries.
   scores = dataclasses.replace(scores, bias=None, dtype=dtype)
   keys, values = (jnp.swapaxes(visible.readable(x), 1, 2) for x in (key, value))
 
@@ -173,11 +173,11 @@ def dense_attention(
 
   length, source_length = query.shape[1], key.shape[1]
   rows = block_size
-  if rows is None:
+  if rows is None and length <= _ONE_BLOCK:
+    rows = length  # One block, without recomputation.
+  elif rows is None:
     row_bytes = 4 * batch * num_heads * source_length
     rows = backend.rows_per_tile(row_bytes, length, least=256)
-    # A short sequence is one block, without recomputation.
-    rows = length if length <= _ONE_BLOCK else rows
   if length <= rows:
     out, lse = attend(0, query, logits.bias, source_length)
   else:
@@ -201,11 +201,11 @@ def _map_blocks(
   On a CPU, a block stays in cache during the softmax, unlike the whole matrix.
   """
   batch, length = query.shape[:2]
-  # The first half of the queries skips later keys. More parts would mean more loops to
-  # compile.
+  # The first half of the queries skips later keys. More ranges would mean more loops
+  # to compile.
   count = length // rows
   half = count // 2 if is_causal else 0
-  parts = []
+  results = []
   for start, end in pairwise(sorted({0, half * rows, count * rows, length})):
     size = min(rows, end - start)
     num_keys = min(end, source_length) if is_causal else source_length
@@ -218,13 +218,13 @@ def _map_blocks(
     else:
       block = partial(attend, bias=key_bias, num_keys=num_keys)
     block = jax.checkpoint(block, prevent_cse=False)
-    parts.append(jax.lax.map(lambda x, block=block: block(*x), inputs))
+    results.append(jax.lax.map(lambda x, block=block: block(*x), inputs))
   return [
     jnp.concatenate(
-      [jnp.moveaxis(x, 0, 1).reshape(batch, -1, *x.shape[3:]) for x in results],
+      [jnp.moveaxis(x, 0, 1).reshape(batch, -1, *x.shape[3:]) for x in blocks],
       axis=1,
     )
-    for results in zip(*parts, strict=True)
+    for blocks in zip(*results, strict=True)
   ]
 
 
@@ -285,9 +285,9 @@ def attend_to_cache(
 ) -> Any:
   """One query of each example attends to the cached keys that `mask` selects.
 
-  `distance` is that of each key from the query, the index into relative tables;
-  `positions` are those of the query and of each key; `forget_bias` is the cumulative
-  log forget gate since each key. `options` are those of `dense_attention`.
+  `distance`, from the query to each key, is the index into relative tables. `positions`
+  are those of the query and of the keys. `forget_bias` is the cumulative log forget
+  gate since each key. `options` are those of `dense_attention`.
   """
   tables = relative_bias, relative_keys, relative_queries
   bias = table_logits(*tables, query, key, distance, scale)
@@ -337,7 +337,7 @@ def dense(
     del variables
     return init_cache(batch, max_length, dims, dtype, forgets=forget)
 
-  def decode_with_own_logits(variables, cache, query, key, value, **call):
+  def decode_next(variables, cache, query, key, value, **call):
     call = {**own.options(variables), **call}
     return decode(cache, query, key, value, **call)
 
@@ -360,7 +360,7 @@ def dense(
     init=own.init,
     apply=own.make_apply("dense", dense_attention),
     init_cache=init_dense_cache,
-    decode=decode_with_own_logits,
+    decode=decode_next,
     supports=own.supports(
       {
         "causal",

@@ -154,11 +154,10 @@ def lightning(
     ValueError: `depth` is below 0 or above 1, or `slopes` is unknown.
 
   The paper's model also has `output_norm='rms_joint_first'` and
-  `output_gate='sigmoid'`, and seven such layers for each layer of exact attention.
-  Two
-  points differ from the paper: the SiLU of queries, keys and values is left to
-  `short_convolution` or `projection_activation` of the attention module, and queries
-  are divided by √H unless a call sets the scale. Paper: MiniMax-01, arXiv:2501.08313,
+  `output_gate='sigmoid'`, and seven such layers for each layer of exact attention. The
+  SiLU of queries, keys and values is left to `short_convolution` or
+  `projection_activation` of the attention module. Unlike in the paper, queries are
+  divided by √H unless a call sets the scale. Paper: MiniMax-01, arXiv:2501.08313,
   section 2.2.
   """
   if not 0.0 <= depth <= 1.0:
@@ -175,7 +174,7 @@ def lightning(
 
 
 def _fixed_decay(name, log_decay, implementation):
-  """The mechanism of a recurrence whose decays are `log_decay(N)` `[N]`."""
+  """The mechanism with fixed decays, of which `log_decay` returns N."""
 
   def recurrence(params, query, *kv, **options):
     del params
@@ -364,7 +363,7 @@ def mamba2(
 
 
 def with_step_and_skip(recurrence: Callable[..., Any]) -> Callable[..., Any]:
-  """Makes a recurrence Mamba-2's: multiplies values by Δ (`beta`), and adds D v_t."""
+  """Wraps a recurrence: multiplies its values by Δ (`beta`), and adds D v_t."""
 
   def run(params, query, key, value, *, beta, scale, **options):
     steps = (value * beta[..., None]).astype(value.dtype)

@@ -1,9 +1,8 @@
 """Sliding-window attention with global tokens (Beltagy et al., 2020).
 
-Without dilation and global tokens, the softmax is one call of
-`attention.softmax.tiles.attend` with a window in its `Visible`. With them, and for
-sequence shards, `attention.softmax.windows` merges several calls. The decode cache is a
-ring buffer.
+Without dilation and global tokens, it is one call of `attention.softmax.tiles.attend`
+with a window in its `Visible`. With them, and for sequence shards,
+`attention.softmax.windows` merges several calls. The cache is a ring buffer.
 """
 
 from collections.abc import Sequence
@@ -126,10 +125,10 @@ def sliding_window_attention(
   arXiv:2508.10925. Soft caps: Gemma 2, arXiv:2408.00118. Forget gates: Forgetting
   transformer, arXiv:2503.02130. Mods: Flex attention, arXiv:2412.05496.
   """
-  left, right = _integers("window", window, 0, 2)
-  dilations = _integers("dilation", dilation, 1, query.shape[2])
+  left, right = _int_tuple("window", window, least=0, count=2)
+  dilations = _int_tuple("dilation", dilation, least=1, count=query.shape[2])
   for mask in visible.masks:
-    checks.key_mask(mask, query, key)  # Raises for other masks.
+    checks.key_mask(mask, query, key)  # Raises unless it is a key mask.
   if global_indices is not None or global_qkv is not None:
     windows.check_globals(global_indices, global_qkv, query, key, value, logits)
   is_plain = global_indices is None and max(dilations) == 1
@@ -157,15 +156,13 @@ def sliding_window_attention(
   longest = max(query.shape[1], key.shape[1])
   if visible.positions is not None:
     longest = FARTHEST  # Distances may exceed both lengths.
-  in_window = visible & Visible(
-    left=min(left, longest), right=min(right, longest)
-  )
+  sides = Visible(left=min(left, longest), right=min(right, longest))
   out = kernels.kernel_output(
     implementation,
     query,
     key,
     value,
-    in_window,
+    visible & sides,
     logits,
     dilation=None if max(dilations) == 1 else dilation,
     global_indices=global_indices,
@@ -182,7 +179,7 @@ def sliding_window_attention(
     "dropout_rng": dropout_rng if dropout_rate > 0.0 else None,
   }
   if is_plain and axis_name is None:
-    out, lse = attend(query, key, value, in_window, logits, **options)
+    out, lse = attend(query, key, value, visible & sides, logits, **options)
   else:
     out, lse = windows.attend_to_union(
       query,
@@ -212,25 +209,28 @@ def _check_plain_window(**options: Any) -> None:
       )
 
 
-def _integers(
-  name: str, value: int | Sequence[int], low: int, count: int | None = None
+def _int_tuple(
+  name: str, value: int | Sequence[int], *, least: int, count: int | None = None
 ) -> tuple[int, ...]:
-  """Converts `value` to a tuple of `count` ints (None: any number), repeating one int.
+  """Converts `value` to a tuple of `count` ints, of which it may give one for all.
 
   Raises:
-    ValueError: the number of ints differs, or one is below `low`.
+    ValueError: there are other than `count` ints, or one is below `least`.
   """
-  is_one = not isinstance(value, Sequence)
-  numbers = (value,) * (count or 1) if is_one else tuple(value)
+  is_sequence = isinstance(value, Sequence)
+  numbers = tuple(value) if is_sequence else (value,) * (count or 1)
   if not numbers or any(
-    not isinstance(x, int | np.integer) or isinstance(x, bool) or x < low
+    not isinstance(x, int | np.integer) or isinstance(x, bool) or x < least
     for x in numbers
   ):
-    raise ValueError(f"{name}: expected ints of at least {low}, got {value!r}")
+    raise ValueError(
+      f"{name}: expected ints of at least {least}, got {value!r}"
+    )
   if count is not None and len(numbers) != count:
-    several = f"one for each of the {count} query heads"
-    several = "a pair (left, right)" if name == "window" else several
-    raise ValueError(f"{name}: expected one int or {several}, got {value!r}")
+    expected = f"one int or one for each of the {count} query heads"
+    if name == "window":
+      expected = "one int or a pair (left, right)"
+    raise ValueError(f"{name}: expected {expected}, got {value!r}")
   return tuple(map(int, numbers))
 
 
@@ -274,8 +274,8 @@ def sliding_window(
     ValueError: an argument is out of range; by `init`, the window covers the longest
       sequence.
   """
-  left, right = _integers("window", window, 0, 2)
-  dilations = _integers("dilation", dilation, 1)
+  left, right = _int_tuple("window", window, least=0, count=2)
+  dilations = _int_tuple("dilation", dilation, least=1)
   own = own_logits.OwnLogits(sinks, logits_soft_cap, forget)
   if forget and max(dilations) > 1:
     raise ValueError(
@@ -316,16 +316,17 @@ def sliding_window(
     keys = layout.write(cache.key, key, age == 0)
     values = layout.write(cache.value, value, age == 0)
     forget_bias = next_forget_bias(cache.forget_bias, log_forget, age == 0)
-    per_head = _integers("dilation", dilation, 1, query.shape[2])
+    num_heads = query.shape[2]
+    per_head = _int_tuple("dilation", dilation, least=1, count=num_heads)
     # The ring has the positions that the window covers, or all positions.
     spacing = jnp.array([min(x, rows.size) for x in per_head])
-    steps, rest = jnp.divmod(age[:, None], spacing[None, :, None])
+    steps, remainder = jnp.divmod(age[:, None], spacing[None, :, None])
     is_set = (age <= cache.index[:, None])[:, None]
     out = attend_to_cache(
       query,
       keys,
       values,
-      mask=is_set & (rest == 0) & (steps <= left),
+      mask=is_set & (remainder == 0) & (steps <= left),
       distance=-steps,
       positions=(cache.index, cache.index[:, None] - age),
       forget_bias=forget_bias,

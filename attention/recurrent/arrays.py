@@ -59,7 +59,9 @@ def prepare_arrays(
   keep = checks.key_mask(mask, query, query)
 
   def prepare(x):
-    x = layout.zero_masked(x.astype(jnp.float32), keep)
+    x = x.astype(jnp.float32)
+    if keep is not None:
+      x = layout.zero_masked(x, keep)
     return jnp.repeat(x, heads[2] // x.shape[2], axis=2)
 
   # Prevents constant folding: for constant decays, XLA:GPU would compute the decays of

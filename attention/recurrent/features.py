@@ -91,7 +91,7 @@ class Scaled(NamedTuple):
   """Represents e^scale · sums; also the cache for decoding.
 
   Attributes:
-    scale: `[*A, 1, M]` for a state, `[*A, C, 1]` for rows; None is 0.
+    scale: `[*A, 1, M]` for a state, `[*A, C, 1]` for rows; None means 0.
     sums: `[*A, X, M]` for a state, `[*A, C, X]` for rows.
   """
 
@@ -315,7 +315,7 @@ def update_state(
   keys: Sequence[Array],
   block_size: int | None = None,
 ) -> Scaled:
-  """Adds the keys of (key, value, keep) to a state; None is the empty state."""
+  """Adds the keys of (key, value, keep) to a state; None means the empty state."""
   is_empty = state is None
   if state is None:
     batch, _, kv_heads, value_dim = keys[1].shape
@@ -364,7 +364,7 @@ def state_before(
 def root_scale(
   scale: float | Float[Array, ""] | None, head_dim: int
 ) -> Float[Array, ""]:
-  """√scale; None is 1/√H.
+  """√scale; None means 1/√H.
 
   Raises:
     ValueError: the scale is not above 0.

@@ -85,9 +85,9 @@ def rms_norm(x: Float[Array, "*A H"], epsilon: float) -> Float[Array, "*A H"]:
 def project(inputs: Float[Array, "B T F"], *weights: Array) -> Array:
   """Multiplies inputs by one weight after another, in float32."""
   x = inputs.astype(jnp.float32)
-  for kernel in weights:
-    flat = x @ kernel.reshape(kernel.shape[0], -1)
-    x = flat.reshape(*x.shape[:-1], *kernel.shape[1:])
+  for weight in weights:
+    product = x @ weight.reshape(weight.shape[0], -1)
+    x = product.reshape(*x.shape[:-1], *weight.shape[1:])
   return x
 
 
@@ -167,7 +167,7 @@ def _rates(params, steps):
 
 
 def check_gates(name: str, call: Mapping[str, Any], *options: str) -> None:
-  """Raises ValueError if a call lacks options that the mechanism's `gates` computes."""
+  """Raises ValueError if a call lacks an array that the mechanism's `gates` returns."""
   for option in options:
     if call.get(option) is None:
       raise ValueError(
@@ -270,18 +270,17 @@ def recurrent_mechanism(
   def run(
     recurrence, variables, query, key, value, state, /, axis_name=None, **call
   ):
-    checked = {"query": query, "key": key, "value": value}
     gate_arrays = {gate: call.pop(gate, None) for gate in gates}
     call = accepted_options(name, _attend, call)
     if axis_name is not None and not is_sharded:
       known = set(call) | {"mask", "is_causal", "scale"}
       raise ValueError(unknown_option("axis_name", name, sorted(known)))
-    checked |= {**gate_arrays, **call}
-    checked |= {"axis_name": axis_name}
+    arguments = {"query": query, "key": key, "value": value, **gate_arrays}
+    arguments |= {**call, "axis_name": axis_name}
     if init_state is None:
-      checked["initial_state"] = state
-    needed = ("query", "key", "value")
-    checks.check_call(checked, {**_ARRAYS, **arrays}, needed=needed)
+      arguments["initial_state"] = state
+    needed = "query", "key", "value"
+    checks.check_call(arguments, {**_ARRAYS, **arrays}, needed=needed)
     check_gates(name, gate_arrays, *gates)
     params, qkv = _float32_params(variables), promote(query, key, value)
     out, state = call_with_auto_axes(
@@ -310,15 +309,13 @@ def recurrent_mechanism(
   def prefill(variables, state, query, key, value, lengths, **call):
     keep = jnp.arange(query.shape[1])[None, :] < lengths[:, None]
     arrays = variables, query, key, value, state
-    mask = keep[:, None, None, :]
-    return run(sequence_recurrence, *arrays, mask=mask, is_causal=True, **call)[
-      1
-    ]
+    options = {"mask": keep[:, None, None, :], "is_causal": True}
+    _, state = run(sequence_recurrence, *arrays, **options, **call)
+    return state
 
   def compute_gates(variables, inputs):
     params = _float32_params(variables)
-    # A single cast, because devices along 'tensor' sum the gradient of each cast
-    # separately.
+    # One cast for all gates: devices along 'tensor' would sum the gradient of each cast.
     inputs = inputs.astype(jnp.float32)
     return {gate: function(params, inputs) for gate, function in gates.items()}
 

@@ -152,7 +152,7 @@ def first_state(
   letters: str,
   num_segments: int | None,
 ) -> Float[Array, "B *A"]:
-  """The initial state `[B, *shape]` in float32, or one per segment; None is 0.
+  """The initial state `[B, *shape]` in float32, or one per segment; None means 0.
 
   Raises:
     ValueError: `state` has another shape; the message calls the axes `letters`.
@@ -170,7 +170,7 @@ def first_state(
 
 
 def first_states(state: Any, empty: Any, what: str) -> Any:
-  """The initial state, a named tuple of arrays; None is the `empty` one.
+  """The initial state, a named tuple of arrays; None means the `empty` one.
 
   Raises:
     ValueError: it has another type, or its arrays have other shapes; the message calls
@@ -198,7 +198,7 @@ def results(
   Args:
     attend: `(inputs, state) -> last state, results`. With `resets` as a third argument,
       the results are a pair of these and the states after each chunk.
-    packing: the layout of segments with separate states; None is one sequence.
+    packing: the layout of segments with separate states; None means one sequence.
     inputs: a pytree of `[B, T, …]`.
     state: from `first_state`.
   """

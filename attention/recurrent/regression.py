@@ -67,7 +67,7 @@ class Gram(NamedTuple):
     scaled_key: β k.
     decays: e^(Σ g) from each position to each later one, 0 above the diagonal.
     from_start: e^(Σ g) from the start of the chunk.
-    before: S_kk before the chunk; None is 0.
+    before: S_kk before the chunk; None means 0.
   """
 
   key: Float[Array, "*A C H"]
@@ -129,7 +129,7 @@ def regression_attention(
     key: `[B, T, K, H]`.
     value: `[B, T, U, V]`.
     beta: β, at least 0.
-    initial_state: [S_kk, S_kv] before the first position, X = H+V; None is 0.
+    initial_state: [S_kk, S_kv] before the first position, X = H+V; None means 0.
     rows: additional arrays for `solve`, 0 at masked positions.
     is_sequential: whether a CPU computes calls without derivatives position by
       position.

@@ -75,7 +75,7 @@ def scan(
 
   Returns:
     The last state, and the concatenated y, a pytree of `[B, T, …]`. If a step returns
-    fewer rows than positions, T is the total number of rows.
+    fewer rows than positions, T is their total number.
 
   Cost: the time of the steps, with gradients four times that. Memory of the results;
   with gradients also one state per chunk, and the gradients of `params` and `xs`.

@@ -47,10 +47,10 @@ def kernel_output(
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    visible: which pairs count. A kernel takes one mask, and either causality or a
+    visible: the visible pairs. A kernel takes one mask, and either causality or a
       window.
-    logits: how pairs are scored. A kernel takes a scale and a bias.
-    **others: options that only 'xla' supports; None means that one is not given.
+    logits: the options for logits. A kernel takes a scale and a bias.
+    **others: options that only 'xla' supports; None if the call does not have them.
 
   Raises:
     ValueError: the implementation that the caller chose does not support the call.

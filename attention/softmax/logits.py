@@ -48,7 +48,7 @@ class Logits:
   A pytree in which `soft_cap` and `score_mod` are static.
 
   Attributes:
-    scale: factor of the product; None is 1/√H.
+    scale: factor of the product; None means 1/√H.
     soft_cap: c in c · tanh(x / c).
     relative_bias: `[N, 2L+1]`, a bias for each clipped distance.
     relative_keys: `[2L+1, H]` or `[N, 2L+1, H]`, a key for each clipped distance.

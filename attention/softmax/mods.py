@@ -243,7 +243,7 @@ def make_block_mask(
     batch: B; 1 if all examples have the same mask.
     num_heads: N; 1 if all heads have the same mask.
     length: T.
-    source_length: S; None is T.
+    source_length: S; None means T.
     block_size: (C, D), or one int for both.
 
   Returns:

@@ -30,14 +30,14 @@ def block_attention(
   """Each query attends to the visible keys of its block.
 
   Args:
-    query: C queries of N heads; head n reads key head n // J, J = N/K.
-    key: D keys, heads first.
-    value: of the same positions.
-    scale: factor of the products, in float32 like them; one number, or one per pair, in
-      the shape of `bias`.
+    query: C queries of N heads; query head n uses key head n // J, J = N/K.
+    key: D keys; the head axis precedes the positions.
+    value: the values at the same positions.
+    scale: float32 factor of the products; one number, or one per pair, in the shape of
+      `bias`.
     bias: added to the logits; `[*A, K, J, C, D]`, where any axis may be 1.
-    visible: which pairs count; None is all.
-    dropout_factors: dropout factors, which multiply the weights.
+    visible: the visible pairs; None means all.
+    dropout_factors: factors of the weights, from `dropout.factors`.
 
   Returns:
     out in the dtype of `query`, and the log-sum-exp of the logits in float32. For a
@@ -99,7 +99,7 @@ def with_sinks(
   sinks = sinks.astype(lse.dtype)
   if sinks.ndim == 1:
     sinks = sinks[None, None]
-  # With a finite number instead of −∞, differences are not NaN in an empty row.
+  # In an empty row, −∞ − (−∞) would be NaN, so sinks of −∞ become finite.
   is_none = sinks == -jnp.inf
   sinks = jnp.where(is_none, jnp.finfo(sinks.dtype).min / 2, sinks)
   share = jax.nn.sigmoid(lse - sinks)[..., None]
@@ -134,8 +134,8 @@ def masked_softmax(
 @jax.custom_jvp
 def _softmax(logits):
   """Softmax and log-sum-exp of rows; the lowest finite number counts as −∞."""
-  # With the lowest finite number instead of −∞, the difference from the maximum is
-  # finite even in an empty row, where every exponential is 1.
+  # In an empty row, −∞ − (−∞) would be NaN. The lowest finite number replaces −∞, so
+  # that differences are 0 and exponentials 1.
   lowest = jnp.finfo(logits.dtype).min
   maximum = jnp.max(logits, axis=-1, keepdims=True)
   largest = jnp.maximum(maximum, lowest)

@@ -81,21 +81,21 @@ def selected_attention(
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
-    block_indices: numbers of blocks, in any order, with one selection per key head
-      (G = K), for all heads (G = 1), or per query head (G = N). An invalid number,
-      such as -1, names no block.
+    block_indices: block numbers, in any order: one selection per key head (G = K), for all
+      heads (G = 1), or per query head (G = N). Invalid numbers, such as -1, are
+      ignored.
     block_size: D. The last block may be shorter.
     mask: key mask, `[B, 1, 1, S]`.
-    is_causal: whether a query sees no later key, even in its own block.
-    query_positions: positions of the queries among the keys; None is 0, 1, ….
-    scale: factor of the logits; None is 1/√H.
-    query_segment_ids: `[B, T]`; a query sees keys of its own segment only.
+    is_causal: query t sees only keys s ≤ t, even in its own block.
+    query_positions: positions of the queries among the keys; None means 0, 1, ….
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
     key_segment_ids: `[B, S]`.
     return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
-    As `flash_attention`. Gradients reach queries, keys, values and the scale; the
-    selection has none.
+    As in `flash_attention`. Gradients flow to queries, keys, values and the scale,
+    but not through the selection.
 
   Raises:
     ValueError: the mask varies along queries.
@@ -247,7 +247,7 @@ class _Tiles(NamedTuple):
   Attributes:
     block: `[G]`, the block of each tile.
     pair: `[G, C]`, indices of the tile's pairs in the flattened `[R, M]`.
-    is_pair: `[G, C]`, whether there is such a pair.
+    is_pair: `[G, C]`, whether the pair exists; the last tile of a block has fewer.
     index: `[R, M]`, the index of each pair in the flattened `[G, C]`.
     is_valid: `[R, M]`, whether the pair has a block.
   """

@@ -51,7 +51,7 @@ def attend_to_shards(
     key: `[B, S, K, H]`.
     value: `[B, S, K, V]`.
     visible: key masks and segments, and whether the call is causal, with T = S.
-    logits: how pairs are scored: a scale and distance tables.
+    logits: the options for logits; only a scale and distance tables are supported.
     axis_name: the mesh axis of the devices, inside `jax.shard_map`.
     in_parts: 'ring'; 'balanced', a ring in zigzag order, which gives all devices the
       same work in a causal call and needs an even T; or 'all_to_all', in which each
@@ -304,7 +304,7 @@ def _ring_backward(ring, inputs, results, cotangents):
 
 
 def _accumulate(total: Any, grads: Any) -> Any:
-  """Adds gradients to a total in float32; a total of None is 0."""
+  """Adds gradients to a total in float32; a total of None means 0."""
   grads = jax.tree.map(lambda x: x.astype(jnp.float32), grads)
   return grads if total is None else jax.tree.map(jnp.add, total, grads)
 
@@ -419,7 +419,7 @@ def exchange_halo(
     x: this device's T positions, which follow those of the previous device.
     left: the number of earlier positions, from as many devices as needed.
     right: the number of later positions.
-    axis_name: the mesh axis of the devices, inside `jax.shard_map`; None is one device.
+    axis_name: the mesh axis of the devices, inside `jax.shard_map`; None means one device.
 
   Returns:
     U = left + T + right positions, with zeros beyond the ends of the sequence. Each

@@ -4,20 +4,19 @@ For one query, with logits x over its visible keys A,
 
   m = max_A x   l = Σ_A e^(x − m)   out = Σ_A Δ e^(x − m) v / l   lse = m + log l
 
-with out = 0 and lse = −∞ if A is empty. Δ is 1, or with dropout 0 or 1 / (1 − rate).
-Only the inputs, out and lse are stored, and the backward pass recomputes every tile.
-With the cotangents g of out and h of lse,
+If A is empty, out = 0 and lse = −∞. Δ is 1 without dropout, and 0 or 1 / (1 − rate)
+with it. The backward pass recomputes every tile from the inputs, out and lse. With the
+cotangents g of out and h of lse,
 
   p = e^(x − lse)    dv = (p Δ)ᵀ g    dx = p (Δ g vᵀ − δ),   δ = Σ g · out − h
 
-so merging partial results by their lse (`rows.merge`, for global tokens and rings) and
-adding sinks (`rows.with_sinks`) need no custom derivative.
+So merging partial results (`rows.merge`, for global tokens and rings) and adding sinks
+(`rows.with_sinks`) need no custom derivative.
 
-A tile is `[B, N, C, D]`: C queries and D keys. A block of C queries visits the keys of
-its span all at once, or block after block with an online softmax. The last block of
-queries or keys is moved back to end with the sequence, so that no array is padded. With
-one visit, a GPU or TPU computes several neighbouring tiles in one batched step
-(`Tiling`).
+A tile `[B, N, C, D]` has C queries and D keys. C queries visit the keys of their span
+in one step, or block by block with an online softmax. The last block overlaps the
+previous one, so that no array is padded. With one visit, a GPU or TPU computes several
+tiles in one batched step (`Tiling`).
 """
 
 from collections.abc import Callable
@@ -44,7 +43,7 @@ from attention.softmax.rows import with_sinks
 from attention.softmax.visible import Visible
 
 _ONE_VISIT = 2048
-"""The largest number of keys that a block of queries visits at once."""
+"""The largest number of keys that a block of queries visits in one step."""
 
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 """Replaces −∞, so that differences are finite even in an empty row."""
@@ -67,13 +66,12 @@ def attend(
     query: `[B, T, N, H]`.
     key: `[B, S, K, H]`, N a multiple of K.
     value: `[B, S, L, V]`, L a divisor of K.
-    visible: which pairs count; None is all.
-    logits: how pairs are scored: a `Logits`, or an object with `scores` and `sinks`.
-      The sinks are one more logit of each row. None is the product scaled by 1/√H.
+    visible: the visible pairs; None means all.
+    logits: a `Logits`, or an object with `scores` and `sinks`, one more logit of each
+      row. None means the product scaled by 1/√H.
     block: (C, D), queries and keys of a tile; None chooses them for the platform.
     dropout_rate: the fraction of weights that are set to zero.
-    dropout_rng: random key for dropout. Whether a pair is dropped depends on its
-      example, head and positions.
+    dropout_rng: random key for dropout; see `dropout.pair_factors`.
 
   Returns:
     out in the dtype of `query`, and the log-sum-exp of the logits in float32; 0 and −∞
@@ -93,11 +91,13 @@ def attend(
     return jax.tree.map(jnp.asarray, (scaled, *key_value, scores, constants))
 
   inputs = inputs_like(match_varying(query, (query, key, value)))
-  if varying_axes(inputs) != varying_axes(inputs[0]):
+  if (axes := varying_axes(inputs)) != varying_axes(inputs[0]):
     # Some other arrays, such as those that a mod closes over, vary over more axes.
     inputs = inputs_like(match_varying(query, inputs))
+  if axes:
+    inputs = match_varying_except_mods(inputs)
   run = with_backward(partial(forward, tiling), partial(backward, tiling))
-  out, lse = run(match_varying_except_mods(inputs))
+  out, lse = run(inputs)
   if logits.sinks is None:
     return out, lse
   return with_sinks(out, lse, logits.sinks)
@@ -107,7 +107,7 @@ class Constants(NamedTuple):
   """Arguments without a derivative.
 
   Attributes:
-    visible: which pairs count.
+    visible: the visible pairs.
     score_arrays: the score_mod with only its non-float arrays, or None.
     rng: random key for dropout.
   """
@@ -214,7 +214,7 @@ def backward(
     )
     delta = layout.dot("...v,...v->...", g, o)[..., None] - h
     # Rows that the previous step computed get weights of 0.
-    rows = q, g, delta, tiling.take(lse[..., None], i, old=jnp.inf)
+    rows = q, g, delta, tiling.take(lse[..., None], i, overlap=jnp.inf)
 
     def body(j, carry):
       dq, totals = carry
@@ -328,7 +328,7 @@ class Tiling(NamedTuple):
   dropout_rate: float
 
   def start(self, i: Array) -> Array:
-    """The first query of step i; a partial last step is moved back."""
+    """The first query of step i; the last step may overlap the previous one."""
     return jnp.minimum(i * self.size, self.length - self.size)
 
   def starts(self, i: Array) -> Array:
@@ -339,15 +339,15 @@ class Tiling(NamedTuple):
     return start + self.rows * jnp.arange(self.tiles_per_step)
 
   def take(
-    self, x: Float[Array, "B T N F"], i: Array, old: float | None = None
+    self, x: Float[Array, "B T N F"], i: Array, overlap: float | None = None
   ) -> Float[Array, "..."]:
     """The rows of step i `[B, N, C, F]`, or `[n, B, N, C, F]` of n tiles.
 
-    `old` replaces the rows that the previous step computed.
+    `overlap` replaces the rows that the previous step computed.
     """
     x = cut(x, self.start(i), self.size)
-    if old is not None and self.length % self.size:
-      x = jnp.where(self._is_new(i), x, old)
+    if overlap is not None and self.length % self.size:
+      x = jnp.where(self._is_new(i), x, overlap)
     if self.tiles_per_step == 1:
       return jnp.swapaxes(x, 1, 2)
     x = x.reshape(x.shape[0], self.tiles_per_step, self.rows, *x.shape[2:])

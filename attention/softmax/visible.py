@@ -46,12 +46,12 @@ class Visible:
       None for all; `visible_from_options` converts them to masks and segments.
     bands: (a `[B, T]`, b `[B, S]`, w, inside): a pair is visible if the truth of
       0 ≤ a_t − b_s < w equals `inside`.
-    mods: functions (b, n, t, s) -> bool.
+    mods: functions (b, n, t, s) -> bool, see `attention.softmax.mods`.
     left: the largest distance of a key before the query; None sets no limit.
     right: the largest distance of a key after the query; 0 if causal.
-    query_start: position of the first query, for `left`, `right` and mods; None is 0.
+    query_start: position of the first query, for `left`, `right` and mods; None means 0.
     key_start: position of the first key.
-    block_mask: the blocks that are visited, from `make_block_mask`; None is all.
+    block_mask: the blocks that are visited, from `make_block_mask`; None means all.
   """
 
   # Not typed as arrays, because JAX also puts other objects into pytrees.
@@ -161,7 +161,7 @@ class Visible:
   ) -> Bool[Array, "#B #N #C #D"] | None:
     """The visible pairs of `rows` queries from `start` and `width` keys from `first`.
 
-    None is all. If `first_new` is given, keys before that number are not visible.
+    None means all. If `first_new` is given, keys before that number are not visible.
     """
     places = self.places(start, first)
     keys = first + jnp.arange(width)
@@ -258,7 +258,7 @@ def window(left: int | None, right: int | None) -> Visible:
 def segments(
   query_segment_ids: Int[Array, "B T"], key_segment_ids: Int[Array, "B S"]
 ) -> Visible:
-  """A query sees keys of its own segment only."""
+  """A query sees only keys of its own segment."""
   return Visible(segments=((query_segment_ids, key_segment_ids),))
 
 
@@ -325,7 +325,7 @@ def visible_in_tile(
   key_ids: Int[Array, "B D"] | None,
   right: int | None = None,
 ) -> Bool[Array, "B 1 C D"] | None:
-  """The visible pairs of C = `rows` queries and as many keys; None is all.
+  """The visible pairs of C = `rows` queries and as many keys; None means all.
 
   Args:
     rows: C.

@@ -262,8 +262,8 @@ def check_globals(
   if global_indices is None:
     if global_qkv is not None:
       raise ValueError(
-        "global_qkv: expected global_indices as well, got None; it holds "
-        "projections of the tokens at these indices"
+        "global_qkv: expected global_indices as well, got None; its "
+        "arrays are projections of the tokens at these indices"
       )
     return
   tables = logits.relative_bias, logits.relative_keys, logits.relative_queries

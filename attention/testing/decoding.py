@@ -166,7 +166,7 @@ def decoding_from_gathered_caches(mechanism: Mechanism) -> None:
   _, late = _steps(mechanism, variables, early, [x[:, 4:8] for x in qkv])
   require(
     all(leaf.shape[0] == _CASE.batch for leaf in jax.tree.leaves(late)),
-    "a leaf of the cache has another first axis than B",
+    "the first axis of an array of the cache is not B",
   )
   late, early = jax.device_get((late, early))
   swapped = jax.tree.map(lambda a, b: np.stack([a[1], b[0]]), late, early)
@@ -178,9 +178,9 @@ def decoding_from_gathered_caches(mechanism: Mechanism) -> None:
 
 @law("decode", where=lambda mechanism: mechanism.record.prefill is not None)
 def decoding_from_a_prompt(mechanism: Mechanism) -> None:
-  """`prefill` must fill the cache as decoding position after position does.
+  """`prefill` must fill the cache as decoding position by position does.
 
-  Each example has its own length. Positions beyond it are no tokens and may be NaN.
+  The examples have prompts of different lengths, padded with NaN.
   """
   variables, empty, qkv, _ = _start(mechanism)
   expected = _causal(mechanism, variables, qkv)
@@ -192,7 +192,7 @@ def decoding_from_a_prompt(mechanism: Mechanism) -> None:
     cache = prefill(variables, empty, *prompt, lengths)
     require(
       jax.tree.map(jnp.shape, cache) == jax.tree.map(jnp.shape, empty),
-      "prefill returns a cache of other shapes than it got",
+      "the shapes of the cache that prefill returns differ from those that it got",
     )
     at = (lengths[:, None] + np.arange(4))[..., None, None]
     rest = [np.take_along_axis(x, at, axis=1) for x in qkv]
