@@ -114,6 +114,10 @@ def main() -> int | None:
       _export(run.experiment, folder, Path(_EXPORT.value))
       return 0
     experiment, variables = run.experiment, run.variables()
+  if flags.FLAGS["seed"].present and _METHOD.value != "sample":
+    raise ConfigError(
+      f"--seed: method '{_METHOD.value}' draws nothing; expected --method=sample"
+    )
   options: dict[str, Any] = {
     "method": _METHOD.value,
     "beam_size": _BEAM_SIZE.value,

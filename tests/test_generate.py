@@ -66,6 +66,7 @@ def test_order_is_kept_whatever_the_batch(workdir):
     (["--method=nosuch"], "method"),
     (["--temperature=nan", "--method=sample"], "temperature"),
     (["--export=x", "--seed=0"], "--seed: not supported with --export"),
+    (["--seed=3"], "--seed: method 'greedy' draws nothing"),
   ],
 )
 def test_a_fault_is_one_line(workdir, options, message):

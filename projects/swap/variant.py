@@ -54,14 +54,17 @@ def make(
 def save(
   source: Source, model: Transformer, variables: Any, folder: Path
 ) -> None:
-  """Writes a swapped model and its vocabulary atomically."""
+  """Writes a swapped model and its vocabulary; an earlier one is replaced at the end."""
   p = source.opened.pretrained(model, variables)
-  partial = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.tmp")
+  name = f"{folder.name}.{secrets.token_hex(8)}"
+  partial, previous = (folder.with_name(name + x) for x in (".tmp", ".old"))
   try:
     models.save_pretrained(partial, p)
     shutil.copy(source.vocabulary, partial)
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+      folder.rename(previous)
     partial.rename(folder)
+    shutil.rmtree(previous, ignore_errors=True)
   finally:
     shutil.rmtree(partial, ignore_errors=True)
 

@@ -34,6 +34,24 @@ def test_one_object_a_line(tmp_path):
   assert list((tmp_path / "tensorboard").glob("events*"))
 
 
+def test_the_final_metrics_of_several_splits_are_written_as_a_whole(
+  tmp_path, monkeypatch
+):
+  writer = metrics.MetricsWriter(tmp_path, 0)
+  writer.write(1, {"train": {"loss": 2.0}}, 0.1)
+  before = (tmp_path / metrics.FILE).read_text()
+
+  def full_disk(partial, content):
+    partial.open("wb").write(content[: len(before) + 20])
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(type(tmp_path), "write_bytes", full_disk)
+  with pytest.raises(OSError, match="No space"):
+    writer.write(2, {"validation": {"loss": 1.0}, "test": {"loss": 1}}, 0.2)
+  assert (tmp_path / metrics.FILE).read_text() == before
+  assert [x.name for x in tmp_path.iterdir() if x.suffix == ".tmp"] == []
+
+
 def test_weights_and_biases_gets_the_numbers(tmp_path, monkeypatch):
   """A stand-in for the package, which the project does not need."""
   calls = []
