@@ -42,12 +42,14 @@ def test_the_final_metrics_of_several_splits_are_written_as_a_whole(
   before = (tmp_path / metrics.FILE).read_text()
 
   def full_disk(partial, content):
-    partial.open("wb").write(content[: len(before) + 20])
+    with partial.open("wb") as file:
+      file.write(content[: len(before) + 20])
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(type(tmp_path), "write_bytes", full_disk)
   with pytest.raises(OSError, match="No space"):
     writer.write(2, {"validation": {"loss": 1.0}, "test": {"loss": 1}}, 0.2)
+  writer.close()
   assert (tmp_path / metrics.FILE).read_text() == before
   assert [x.name for x in tmp_path.iterdir() if x.suffix == ".tmp"] == []
 
