@@ -192,6 +192,29 @@ def test_seeds_of_a_comparison_are_a_number_or_a_sequence(
     lab.sweep(config, grid, seeds, tmp_path)
 
 
+@pytest.mark.parametrize(
+  ("typed", "label", "variants"),
+  [
+    ("", "dense", {}),
+    (":delta", "delta", {}),
+    (":delta,dense", "delta+dense", {"delta+dense": "delta,dense"}),
+  ],
+)
+def test_layers_of_a_sweep_take_turns(
+  typed, label, variants, tmp_path, monkeypatch
+):
+  def run(comparison, *_, **__):
+    assert comparison.attention == label
+    found = comparison.variants.items()
+    assert {name: fields["layers"] for name, fields in found} == variants
+    assert not comparison.match_parameters
+    raise lab.RunError("began")
+
+  monkeypatch.setattr(lab.run_lib, "run", run)
+  with pytest.raises(lab.RunError, match="began"):
+    lab.sweep(f"configs/recall.py{typed}", {"batch_size": [8]}, 1, tmp_path)
+
+
 @pytest.mark.thorough
 def test_a_sweep_is_a_comparison_without_a_file(tmp_path):
   leaves = {

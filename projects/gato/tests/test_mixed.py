@@ -12,6 +12,7 @@ import pytest
 from projects.gato import captions, control
 from projects.gato.config import PATCH_ID
 from projects.gato.task import PATCH
+from projects.gato.task_config import MixedConfig
 import tasks
 from tasks import draws
 from tests.refusals import assert_refused
@@ -82,6 +83,66 @@ def test_a_sentence_says_what_is_where():
   assert seen == everything
   # Every colour has every shape.
   assert len(forms) == len(captions.COLOURS) * len(captions.SHAPES)
+
+
+_FORMS = {
+  "circle": """
+    ..####..
+    .######.
+    ########
+    ########
+    ########
+    ########
+    .######.
+    ..####..
+  """,
+  "triangle": """
+    ........
+    ...##...
+    ...##...
+    ..####..
+    ..####..
+    .######.
+    .######.
+    ########
+  """,
+  "square": "########" * 8,
+}
+
+
+@pytest.mark.parametrize("shape", captions.SHAPES)
+def test_forms_are_by_the_middles_of_pixels(shape):
+  found = captions._coverage(shape, np.array([3, 20]), 4)
+  expected = np.zeros_like(found)
+  form = "".join(_FORMS[shape].split())
+  expected[3:11, 20:28] = np.reshape([x == "#" for x in form], (8, 8))
+  np.testing.assert_array_equal(found, expected)
+
+
+def test_sizes_shades_and_noise():
+  """Squares of 8, 10 and 12 pixels, on grey of up to 59, with a deviation of 12."""
+  found = drawn(range(300), max_shapes=1)
+  sides, shades, deviations, places = set(), [], [], []
+  for image, sentence in zip(found.images, found.captions, strict=True):
+    colour, shape, *place = sentence.split()
+    half = captions.SIDE // 2
+    top, left = half * ("bottom" in place), half * ("right" in place)
+    quarter = image[top : top + half, left : left + half].astype(int)
+    near = np.abs(quarter - captions.COLOURS[colour]).max(-1) < 60
+    if shape == "square":
+      y, x = np.nonzero(near)
+      sides.add((np.ptp(y) + 1, np.ptp(x) + 1))
+      places.append((y.min(), x.min(), half - 1 - y.max(), half - 1 - x.max()))
+    plain = np.roll(image, (-top, -left), (0, 1))[half:, half:]
+    shades.append(np.median(plain))
+    if shades[-1] > 40:
+      deviations.append(plain.std())
+  assert sides == {(8, 8), (10, 10), (12, 12)}
+  # A square may touch any side of its quarter.
+  assert np.min(places, axis=0).tolist() == [0, 0, 0, 0]
+  assert 0 <= min(shades) < 4
+  assert 56 < max(shades) < 62
+  np.testing.assert_allclose(np.mean(deviations), 12, atol=0.2)
 
 
 def test_places_are_told_in_order_and_once():
@@ -182,6 +243,16 @@ def test_rows_are_of_three_kinds(task):
     np.testing.assert_array_equal(array, batch[name][of_text])
 
 
+def test_each_step_has_captions_of_its_own(task):
+  batch = task.train_batch(2)
+  _, rows, _ = rows_of(task, batch)
+  key = draws.split_key(0, "train captions")
+  expected = captions.draw(key, np.arange(6, 9), 3)
+  np.testing.assert_array_equal(
+    batch["patches"][rows], captions.patches(expected.images)
+  )
+
+
 def text_of(task):
   return task._config.path
 
@@ -248,6 +319,33 @@ def test_short_episodes_are_padded(text, monkeypatch):
     assert not batch["weights"][row][17:].any()
 
 
+def test_windows_are_from_any_step_that_has_room(text, monkeypatch):
+  """Six of the seven steps of an episode, from the first or from the second."""
+  recorded, seeds = control.record, []
+
+  def numbered(count, seed):
+    seeds.append(seed)
+    episodes = recorded(count, seed)
+    values = np.zeros_like(episodes.values)
+    values[:, :, 0] = np.arange(control.LONGEST)
+    lengths = np.full(count, 7)
+    return episodes._replace(lengths=lengths, values=values)
+
+  monkeypatch.setattr(control, "record", numbered)
+  task = make(text, control_rows=8)
+  first = set()
+  for step in range(3):
+    batch = task.train_batch(step)
+    for row in rows_of(task, batch)[2]:
+      bins = batch["inputs"][row][0:35:6] - task._first_bin
+      steps = np.rint(control.bin_value(bins)).astype(int)
+      assert (steps - steps[0]).tolist() == list(range(6))
+      first.add(int(steps[0]))
+  assert first == {0, 1}
+  # Held-out episodes are others.
+  assert seeds == [0, 1]
+
+
 def test_held_out_examples_come_once(task):
   batches = list(task.eval_batches("validation"))
   counts = np.zeros(3, int)
@@ -289,8 +387,22 @@ def test_captions_are_decoded_from_images(task):
   for batch in batches:
     assert batch.inputs["patches"].shape == (12, *captions.PATCHES_SHAPE)
     assert (batch.inputs["prompt"] == PATCH).all()
+    assert batch.inputs["prompt"].shape == (12, 16)
+    assert batch.inputs["prompt_length"].tolist() == [16] * 12
+    # With the 16 patches, all but the last word fill the 40 tokens of a row.
+    assert batch.max_length == 25
     assert task.decode(batch.inputs["prompt"][0]) == "[image]"
   first = batches[0].references
+  key = draws.split_key(0, "validation captions")
+  expected = captions.draw(key, np.arange(17), 3)
+  assert [*first, *batches[1].references] == expected.captions
+  shown = [batch.inputs["patches"] for batch in batches]
+  np.testing.assert_array_equal(
+    np.concatenate(shown)[:17], captions.patches(expected.images)
+  )
+  assert task.score([], []) == {"caption_exact": 0.0}
+  with pytest.raises(KeyError):
+    next(task.decode_batches("test"))
   assert task.score(first, first) == {"caption_exact": 1.0}
   assert task.score([*first[:-3], "", "", ""], first)["caption_exact"] == 0.75
 
@@ -303,6 +415,7 @@ def test_play_reads_what_it_did_and_sees_now(task):
     inputs = batch["inputs"]
     lengths.add(inputs.shape[1])
     assert inputs.shape == batch["local"].shape
+    assert len(inputs) == 3
     logits = np.zeros((*inputs.shape, task.target_vocab_size))
     for at in range(4, inputs.shape[1], 6):
       assert (inputs[:, at] == task._separator).all()
@@ -380,6 +493,19 @@ def test_faults_name_a_leaf(text):
   assert_refused(
     functools.partial(make, text),
     *({"context": 20}, {"caption_rows": -1}, {"max_shapes": 5}, {"context": 5}),
-    {"eval_size": 0},
+    *({"eval_size": 0}, {"max_shapes": 0}, {"control_rows": -1}),
     prefix="task.",
   )
+  make(text, batch_size=7)
+  # A window is at least one step of six tokens, and other rows have two.
+  MixedConfig("x", 6)
+  MixedConfig("x", 2, control_rows=0)
+
+
+@pytest.mark.parametrize(("shapes", "least"), [(1, 44), (2, 73)])
+def test_the_longest_caption_fits(text, shapes, least):
+  """16 patches, 'yellow triangle bottom left, yellow triangle bottom right'."""
+  leaves = {"vocabulary": "bytes", "max_shapes": shapes}
+  make(text, **leaves, context=least)
+  with pytest.raises(ValueError, match=rf"^task\.context: .* least {least}, "):
+    make(text, **leaves, context=least - 1)

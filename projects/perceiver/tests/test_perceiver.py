@@ -203,6 +203,35 @@ def test_the_two_cross_attentions_are_two_choices():
   assert records["decoder/cross_attention"] == flash.build()
 
 
+def initial(**changes):
+  model = create(dataclasses.replace(CONFIG, **changes))
+  return models.initialize(model, jax.random.key(0), model.example())["params"]
+
+
+def test_initial_values():
+  """Sines of positions and queries have a deviation of 0.02, as have latents."""
+  params = initial(num_latents=400, input_features=24)
+  np.testing.assert_allclose(params["latents"].std(), 0.02, rtol=0.05)
+  for name in ("positions", "queries"):
+    vectors = np.asarray(params[name])
+    np.testing.assert_allclose(np.square(vectors).mean(), 0.02**2, rtol=1e-5)
+    first, second = np.unique(vectors[0].round(6))  # sin 0 and cos 0
+    assert (first, second) == pytest.approx((0, 0.02 * 2**0.5), abs=1e-6)
+  # An output of every pass is added: eight have half the deviation of two.
+  two, eight = initial(num_blocks=2), initial(num_blocks=8)
+  for part in ("self_attention", "mlp"):
+    pairs = zip(
+      *(jax.tree.leaves(x["encoder_0"][part]) for x in (two, eight)),
+      strict=True,
+    )
+    changed = [(a, b) for a, b in pairs if (a != b).any()]
+    assert len(changed) == 1
+    np.testing.assert_allclose(changed[0][0], 2 * changed[0][1], rtol=1e-5)
+  np.testing.assert_array_equal(
+    *(jax.tree.leaves(x["encoder"]["mlp"])[-1] for x in (two, eight))
+  )
+
+
 def test_where_dropout_is():
   """Of each sub-layer's output, in every pass through the layers."""
   model = create(dataclasses.replace(CONFIG, dropout_rate=0.5))

@@ -159,6 +159,34 @@ def test_bfloat16_compute_keeps_float32_states(papers, decoder):
   )
 
 
+@pytest.mark.parametrize(
+  ("tied", "shared", "tables"),
+  [
+    (True, True, {"target"}),
+    (True, False, {"source", "target"}),
+    (False, True, {"source", "target", "output"}),
+    (False, False, {"source", "target", "output"}),
+  ],
+)
+def test_tables_that_are_shared(tied, shared, tables):
+  model = create("luong", "gru", tie_embeddings=tied, shared_vocabulary=shared)
+  params = jax.eval_shape(lambda: tiny.initialized(model))["params"]
+  assert {x for x in params if "embedding" in x} == {
+    f"{table}_embedding" for table in tables
+  }
+
+
+@pytest.mark.parametrize("decoder", MECHANISMS)
+def test_where_dropout_is(decoder):
+  """Of both embeddings and the outputs, and between the layers."""
+  model = create(decoder, "gru", num_layers=3, dropout_rate=0.5)
+  found = tiny.dropouts(model, tiny.initialized(model), tiny.batch())
+  assert found.pop("") == 3
+  assert found.pop("encoder") == 2
+  assert found.pop("decoder") % 2 == 0  # A scan may trace its step again.
+  assert not found
+
+
 @pytest.mark.thorough
 def test_the_loop_trains_it_on_copy(tmp_path):
   # As many rows as `generate_lines` decodes at a time: it compiles once.

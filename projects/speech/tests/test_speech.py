@@ -25,8 +25,9 @@ make = functools.partial(
 )
 
 
-def dial(indices, snr=10.0, max_digits=8, split="train"):
-  options = {"min_digits": 1, "max_digits": max_digits, "sample_rate": RATE}
+def dial(indices, snr=10.0, max_digits=8, split="train", min_digits=1):
+  options = {"min_digits": min_digits, "max_digits": max_digits}
+  options["sample_rate"] = RATE
   key = draws.split_key(0, split)
   return tones.dial(key, np.asarray(indices), **options, snr=snr)
 
@@ -61,6 +62,33 @@ def test_digits_are_the_tones_of_the_standard():
         assert abs(peak - known_tone) <= 4
       seen.add(digit)
   assert seen == set(tones.DIGITS)
+
+
+def test_durations_are_from_the_shortest_to_the_longest():
+  """Tones of 60 to 150 ms, then 40 to 120 of silence; 50 to 200 come first."""
+  found = {"tone": [], "gap": [], "silence": []}
+  for samples, end, _ in zip(*dial(range(400), snr=200.0), strict=True):
+    loud = np.flatnonzero(np.abs(samples) > 1e-4 * np.abs(samples).max())
+    breaks = np.flatnonzero(np.diff(loud) > 100)
+    starts = loud[np.append(0, breaks + 1)]
+    stops = loud[np.append(breaks, -1)] + 1
+    found["tone"].extend(stops - starts)
+    found["gap"].extend(np.append(starts[1:], end) - stops)
+    found["silence"].append(starts[0])
+  limits = {"tone": (60, 150), "gap": (40, 120), "silence": (50, 200)}
+  for name, (low, high) in limits.items():
+    milliseconds = np.array(found[name]) * 1000 / RATE
+    np.testing.assert_allclose(milliseconds.min(), low, atol=2)
+    np.testing.assert_allclose(milliseconds.max(), high, atol=2)
+    np.testing.assert_allclose(milliseconds.mean(), (low + high) / 2, atol=6)
+
+
+def test_every_number_of_digits_is_as_likely():
+  digits = dial(range(600), min_digits=3, max_digits=5).digits
+  assert digits.shape == (600, 5)
+  values, counts = np.unique((digits >= 0).sum(1), return_counts=True)
+  assert values.tolist() == [3, 4, 5]
+  assert counts.min() > 160
 
 
 @pytest.mark.parametrize("snr", [10.0, 0.0, -5.0])
@@ -121,13 +149,19 @@ def test_batches_are_padded_at_the_end():
   assert last["weights"].any(1).sum() == 3
   frames, mask = batch["frames"], batch["source_mask"]
   assert frames.shape[1:] == task.input_shapes["frames"]
-  assert frames.shape[1] % 4 == 0
+  # 0.2 + 8 · (0.15 + 0.12) = 2.36 seconds are 234 frames; a multiple of four is.
+  assert frames.shape[1] == 236
   assert (np.diff(mask.astype(int), axis=1) <= 0).all()
   assert not frames[~mask].any()
   targets, weights = batch["targets"], batch["weights"]
   np.testing.assert_array_equal(targets > 0, weights > 0)
   assert task.decode(targets[0]) == "".join(str(i - 1) for i in targets[0] if i)
   assert task.encode_target("709") == [8, 1, 10]
+  assert task.labels([8, 0, 10]) == ["7", "∅", "9"]
+  with pytest.raises(ValueError, match="of '0123456789', got 'x'"):
+    task.encode_target("7x")
+  with pytest.raises(KeyError):
+    next(task.eval_batches("test"))
 
 
 # Frames.
@@ -265,6 +299,12 @@ def test_metric_is_edits_over_symbols():
   sums = jax.jit(task.metric_sums)(logits, batch)
   rate = {"error_rate": tuple(sums["error_rate"])}
   assert task.summarize(rate) == {"error_rate": 0.25}
+  more = {"loss": (3.0, 2.0), **rate}
+  assert list(task.summarize(more).items()) == [
+    ("error_rate", 0.25),
+    ("loss", 1.5),
+  ]
+  assert task.summarize({}) == {}
   with pytest.raises(ValueError, match="got 5 of 16 frames"):
     task.metric_sums(np.zeros((2, 5, 11), np.float32), batch)
 
@@ -325,9 +365,27 @@ def test_a_folder_of_recordings(folder, tmp_path):
   assert again.input_shapes == task.input_shapes
   read = again.read(str(folder / "3.wav"))
   assert read["source_mask"].sum() == mel.num_frames(3600, RATE)
+  # The longest is 73 frames, hence there is room for 76.
+  file = folder / "typed.wav"
+  for count in (1, 76):
+    file.write_bytes(recording(np.zeros(200 + 80 * (count - 1))))
+    assert again.read(str(file))["source_mask"].sum() == count
+  for samples, got in ((199, 0), (200 + 80 * 76, 77)):
+    file.write_bytes(recording(np.zeros(samples)))
+    with pytest.raises(tasks.DataError, match=f"1 to 76 frames .* got {got}$"):
+      again.read(str(file))
+  with pytest.raises(tasks.DataError, match=r"no\.wav: no such file$"):
+    again.read(str(folder / "no.wav"))
   (folder / "transcripts.tsv").write_text("0.wav\tx\n1.wav\ty\n")
   with pytest.raises(tasks.DataError, match="does not fit the data"):
     make(source="folder", path=str(folder), workdir=tmp_path / "run")
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, 1), (0.25, 2), (0.99, 9)])
+def test_one_recording_is_trained_and_one_is_held_out(folder, share, count):
+  task = make(source="folder", path=str(folder), held_out=share, batch_size=20)
+  [held_out] = task.eval_batches("validation")
+  assert held_out["weights"].any(1).sum() == count
 
 
 def recording(samples, rate=RATE, subtype="PCM_16"):
@@ -373,10 +431,11 @@ def test_folders_that_cannot_be_read(folder, name, content, message):
 
 def test_repeated_symbols_need_a_blank(folder):
   # 0.3 seconds are 28 frames, hence 7 logits.
-  (folder / "transcripts.tsv").write_text("0.wav\tababab\n1.wav\ta\n")
+  (folder / "transcripts.tsv").write_text("0.wav\taababa\n1.wav\ta\n")
   make(source="folder", path=str(folder))
-  (folder / "transcripts.tsv").write_text("0.wav\taabb aa\n1.wav\ta\n")
-  with pytest.raises(tasks.DataError, match="for the 7 symbols"):
+  (folder / "transcripts.tsv").write_text("0.wav\taababab\n1.wav\ta\n")
+  message = r"at least 0\.305 seconds for the 7 symbols .*, got 0\.300$"
+  with pytest.raises(tasks.DataError, match=message):
     make(source="folder", path=str(folder))
 
 
@@ -399,7 +458,11 @@ def test_configs_that_cannot_be():
     *({"held_out": 0.5}, {"text_feature": "label"}),
     {"snr": 3.0, "source": "folder", "path": "x"},
     {"max_digits": 3, "source": "spoken_digit"},
+    *({"sample_rate": 3999}, {"bands": 257}, {"min_digits": 0}),
+    {"sample_rate": 99, "source": "folder", "path": "x"},
   )
+  SpeechConfig(sample_rate=4000, min_digits=8, max_digits=8, bands=2)
+  SpeechConfig("folder", "x", sample_rate=100, bands=256)
 
 
 # TFDS.

@@ -17,6 +17,7 @@ def test_all_is_every_mechanism_with_sizes_for_the_context():
   assert [choice.label for choice in short] == list(ATTENTIONS)
   long = {c.label: c.config.options for c in settings().choices(256)}
   assert long["sliding_window"]["window"] > 8
+  assert settings().choices(255) == short
   assert dict(short[0].config.options) == {}
   windows = [c.config for c in short if c.label == "sliding_window"]
   assert [config.options for config in windows] == [{"window": 8}]
@@ -53,7 +54,12 @@ def test_faults():
     *({"transfer_steps": -1}, {"transfer_rate": 0.0}),
     {"finetune_rate": float("nan")},
     *({"keep": x} for x in ((), (1, 1))),
+    ("keep[1]", {"keep": (0, -1)}),
+    *({"length": 1}, {"transfer_rate": 1.01}, {"finetune_rate": 1.01}),
+    *({"finetune_rate": 0.0}, {"finetune_steps": -1}, {"seed": -1}),
+    *({"seed": 2**31}, {"batch_size": 2**31}),
   )
+  settings(context=2, length=2, batch_size=1, transfer_rate=1.0, seed=2**31 - 1)
 
 
 @pytest.mark.parametrize(

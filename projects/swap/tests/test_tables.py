@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from comparison.analysis.summary import Cost
-from projects.swap import figures, records, report, rows
+from projects.swap import figures, measure, records, report, rows
 from projects.swap.settings import Settings
 from settings.errors import ConfigError
 
@@ -167,6 +167,27 @@ def test_records_are_in_the_order_of_the_registry(tmp_path):
     records.write(tmp_path, _record(name))
   found = [one["attention"] for one in records.read_all(tmp_path)]
   assert found == ["own", "dense", "lsh", "lsh:num_rounds=2", "mine:other"]
+
+
+@pytest.mark.parametrize(
+  ("label", "keep", "name"),
+  [
+    ("performer", 0, "performer"),
+    ("lsh", 2, "lsh-keep-2"),
+    ("window:window=(5, 0):x=1.5", 1, "window-window=-5-0-x=1.5-keep-1"),
+    ("their.swap:mine:(", 0, "their.swap-mine"),
+  ],
+)
+def test_folders_of_swapped_models(label, keep, name):
+  assert records.folder_name(label, keep) == name
+
+
+def test_layers_that_cost_most_are_kept():
+  """Those whose loss is no number first, then in the order of the model."""
+  losses = [2.0, math.nan, 3.0, 2.5, math.inf, 3.0]
+  layers = [{"loss": loss} for loss in losses]
+  kept = measure._most_sensitive_modules("abcdef", layers, (0, 1, 3, 5))
+  assert kept == {0: set(), 1: {*"b"}, 3: {*"bec"}, 5: {*"becfd"}}
 
 
 def test_losses_are_drawn_over_the_cost_of_each():

@@ -64,6 +64,34 @@ def test_what_is_drawn_and_not_trained_stays(tmp_path):
   assert jax.tree.leaves(after)
 
 
+def test_errors_are_shares_of_all_outputs(tmp_path):
+  """Of all batches; the whole error is not the mean of those of layers."""
+  _, model = cases.read("gpt2", tmp_path)
+  model = model._replace(batches=[*model.batches, model.task.train_batch(0)])
+  before = drawn(model, HYBRID)
+  norms = 0
+  for batch in model.batches:
+    valid = {"decoder": batch["weights"] > 0}
+    found = substitution.squares(
+      model.model, model.variables, batch, valid, HYBRID.build(), before
+    )
+    norms += np.array([found[module.path] for module in model.modules])
+  errors, whole = scores.make(model, HYBRID.build()).errors(before)
+  np.testing.assert_allclose(np.square(errors), norms[:, 0] / norms[:, 1], 1e-4)
+  difference, size = norms.sum(axis=0)
+  np.testing.assert_allclose(whole**2, difference / size, 1e-4)
+
+
+def test_the_rate_decays_to_zero(tmp_path):
+  """A first step of Adam is the rate; the second of two has half of it."""
+  _, model = cases.read("gpt2", tmp_path)
+  before = drawn(model, HYBRID)
+  for steps, low, high in ((1, 0.0099, 0.0101), (2, 0.0145, 0.0155)):
+    after = fitted(model, HYBRID, before, steps)
+    changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), after, before)
+    assert low < max(jax.tree.leaves(changes)) < high
+
+
 def test_a_layer_does_not_wait_for_another(tmp_path):
   """Fitting a layer depends on the model's own inputs to it alone."""
   _, model = cases.read("gpt2", tmp_path)

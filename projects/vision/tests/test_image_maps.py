@@ -1,5 +1,7 @@
 """Attention drawn over an image, and rolled out through the layers."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -86,6 +88,34 @@ def test_borders_are_between_windows(mechanism, options, grid, rows, columns):
   """In pixels, of tokens of 3 × 2 pixels."""
   chosen = models.AttentionConfig(mechanism, options)
   assert image_maps._borders(chosen, grid, (3, 2)) == (rows, columns)
+
+
+@pytest.mark.parametrize(
+  ("query", "grid", "special", "token"),
+  [
+    (None, (6, 8), 2, 0),  # [CLS]
+    (None, (6, 8), 0, 3 * 8 + 4),  # The middle.
+    (None, (3, 4), 0, 1 * 4 + 2),
+    ((5, 7), (6, 8), 0, 5 * 8 + 7),
+    ((5, 7), (6, 8), 2, 2 + 5 * 8 + 7),
+    ((5, 7), (3, 4), 0, 2 * 4 + 3),
+    ((0, 2), (3, 4), 1, 1 + 0 * 4 + 1),
+  ],
+)
+def test_a_token_covers_the_patch_of_the_first_layer(
+  query, grid, special, token
+):
+  assert image_maps._token(query, (6, 8), grid, special) == token
+
+
+@pytest.mark.parametrize(
+  ("patch", "grid", "side"),
+  [(4, (2, 2), (4, 4)), ((7, 3), (5, 2), (3, 10)), ((7, 3), (16, 21), (1, 1))],
+)
+def test_sides_of_tokens_in_pixels(patch, grid, side):
+  config = types.SimpleNamespace(patch_size=patch)
+  model = types.SimpleNamespace(config=config)
+  assert image_maps._side(model, (15, 20, 3), grid) == side
 
 
 def test_a_picture_of_every_layer(tmp_path):

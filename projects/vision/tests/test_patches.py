@@ -11,6 +11,7 @@ import models
 from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
+from projects.vision import patches
 from projects.vision.vit_config import VitConfig
 from tests.models import tiny
 from tests.refusals import assert_refused
@@ -69,10 +70,31 @@ def test_images_of_another_size():
   np.testing.assert_allclose(
     tiny.forward(model, variables, {"image": wide}), same, atol=1e-6
   )
+  small = tiny.forward(model, variables, {"image": images[:, :3, :3]})
+  assert small.shape == same.shape
   with pytest.raises(ValueError, match=r"image: expected \[B, H, W, 2\]"):
     models.forward(model, variables, {"image": images[..., :1]})
   with pytest.raises(ValueError, match="sides of at least 3, got"):
     models.forward(model, variables, {"image": images[:, :2]})
+
+
+def test_positions_are_resampled_by_the_kernel_of_keys():
+  """Of 1981, with a = −3/4: what is at ¼, ½ and ¾ of the way, by hand."""
+  table = np.eye(8, dtype=np.float32)[:, None]
+  half, far = 0.59375, -0.09375
+  found = patches.resize_bicubic(table, (4, 1))[:, 0]
+  expected = np.zeros((4, 8))
+  expected[0, :3] = far + half, half, far  # The edge is repeated.
+  expected[1, 1:5] = expected[2, 3:7] = far, half, half, far
+  expected[3, 5:] = far, half, half + far
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+  quarters = [-0.10546875, 0.87890625, 0.26171875, -0.03515625]
+  table = np.eye(4, dtype=np.float32)[None]
+  found = patches.resize_bicubic(table, (1, 8))[0]
+  np.testing.assert_allclose(found[3], quarters, atol=1e-6)
+  np.testing.assert_allclose(found[4], quarters[::-1], atol=1e-6)
+  edge = [quarters[0] + quarters[1], *quarters[2:], 0]
+  np.testing.assert_allclose(found[1], edge, atol=1e-6)
 
 
 def test_faults_of_the_config():
@@ -86,6 +108,7 @@ def test_faults_of_the_config():
 def test_faults_of_the_sizes():
   with pytest.raises(ValueError, match="patch_size: expected at most 2"):
     make(shape=(2, 9, 1))
+  make(shape=(3, 9, 1))
   with pytest.raises(ValueError, match="kind: 'vit' reads images"):
     make(shape=None)
   tokens = ModelConfig(
