@@ -17,8 +17,8 @@ from attention import Dims, gates_from_keys
 from attention.platform import backend
 from attention.testing import assert_close
 from tests.attention import test_examples
+from tests.attention.forms import DERIVED, SIZES
 from tests.attention.forms import OWN as FACTORIES
-from tests.attention.forms import SIZES
 from tests.attention.test_examples import FUNCTIONS, H, N, T
 
 BATCHES = 3, 5
@@ -138,7 +138,13 @@ def test_a_program_gives_what_a_call_does(name):
         assert_close(x, y, 1e-5, jax.tree_util.keystr(path))
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[pytest.mark.thorough] * (name in DERIVED))
+    for name in FACTORIES
+  ],
+)
 def test_every_mechanism_is_exported(name):
   """Its record, whole and token by token."""
   dims, batch, length = Dims(4, 2, 8, 32, 16), BATCHES[-1], 21

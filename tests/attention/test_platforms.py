@@ -25,7 +25,14 @@ from attention.recurrent import triangular
 from attention.softmax.hashing import hash_buckets
 from attention.testing import assert_close
 from tests.attention.calls import draw, normal, random_mask
-from tests.attention.forms import FORMS, KINDS, OWN, RECURRENT, SIZES
+from tests.attention.forms import (
+  DERIVED,
+  FORMS,
+  KINDS,
+  OWN,
+  RECURRENT,
+  SIZES,
+)
 
 MOST_TRIPS = 16
 """Steps of a loop that is linear in T, at T 16,384, B 1, N 8, H 64."""
@@ -35,14 +42,33 @@ LARGE = (*KINDS, "flash", "bigbird", "kimi_delta")
 """Those of the default suite: of each kind of loop one."""
 
 
+def is_last(name, is_causal):
+  """Whether it is the last direction of a mechanism, causal if it can be."""
+  return is_causal or (name, True) not in FORMS
+
+
 def last_directions(kept):
-  """Those kept in their last direction, causal if they can; others `thorough`."""
+  """Those kept in their last direction; others `thorough`."""
   return pytest.mark.parametrize(
     ("name", "is_causal"),
     [
       pytest.param(*x, marks=[] if is_kept else pytest.mark.thorough)
       for x in FORMS
-      for is_kept in [x[0] in kept and (x[1] or (x[0], True) not in FORMS)]
+      for is_kept in [x[0] in kept and is_last(*x)]
+    ],
+  )
+
+
+def on_each(platforms, forms):
+  """Forms on platforms; those whose code is another's are on a GPU, others `thorough`."""
+  return pytest.mark.parametrize(
+    ("name", "is_causal", "where"),
+    [
+      pytest.param(*form, where, marks=[] if is_kept else pytest.mark.thorough)
+      for form in forms
+      for where in platforms
+      for is_kept in [where == "gpu" or form[0] not in DERIVED]
+      if where != "tpu" or is_last(*form)
     ],
   )
 
@@ -104,8 +130,10 @@ def test_the_budget_changes_no_number(name, is_causal, monkeypatch):
       assert_close(x, y, 2e-5)
 
 
-@last_directions((*KINDS, *RECURRENT))
-@pytest.mark.parametrize("where", ["gpu", "tpu"])
+@on_each(
+  ("gpu", "tpu"),
+  [x for x in FORMS if x[0] in (*KINDS, *RECURRENT) and is_last(*x)],
+)
 def test_loops_of_an_accelerator_run_inside_shard_map(name, is_causal, where):
   """The carries of loops vary over devices as the arrays do."""
   length, dims = 150, Dims(4, 2, 8, 150, 16)
@@ -128,8 +156,7 @@ def test_loops_of_an_accelerator_run_inside_shard_map(name, is_causal, where):
   assert gradients[0].shape == query.shape
 
 
-@pytest.mark.parametrize("where", ["cpu", "gpu", "tpu"])
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
+@on_each(("cpu", "gpu", "tpu"), FORMS)
 def test_arrays_of_32_bits_stay_so_where_64_are_allowed(name, is_causal, where):
   """Over several chunks: a constant of 64 bits makes a loop's carry wider."""
   length, dims = 150, Dims(4, 2, 8, 150, 16)

@@ -15,7 +15,27 @@ from tests.attention.calls import draw
 from tests.attention.test_examples import FUNCTIONS, H, N, T, example
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_is_decorated_as_those_that_compile_once():
+  codes = {name: getattr(attention, name).__code__ for name in FUNCTIONS}
+  own = codes["dense_attention"]
+  assert [name for name, code in codes.items() if code is not own] == []
+
+
+_COMPILED = (
+  *("dense", "flash", "sliding_window", "linear", "lsh", "delta_rule"),
+  *("mamba", "moba", "titans"),
+)
+"""Of each kind of loops one."""
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[] if is_kept else pytest.mark.thorough)
+    for name in FUNCTIONS
+    for is_kept in [name.removesuffix("_attention") in _COMPILED]
+  ],
+)
 def test_a_second_call_of_a_function_compiles_nothing(name):
   code, arrays = example(name)
   names = {name: getattr(attention, name)} | arrays
