@@ -95,7 +95,7 @@ _NSA = {"compress_size": 8, "stride": 4, "block_size": 8, "window": 8}
 @pytest.mark.parametrize(
   ("name", "option", "others", "accepted", "refused"),
   [
-    ("lightning", "depth", {}, (0.0, 1.0), (-0.1, 1.1)),
+    ("lightning", "depth", {}, (0.0, 1.0, 1), (-0.1, 1.1)),
     ("gated_linear", "temperature", {}, *_ABOVE_0),
     ("gsa", "temperature", {}, *_ABOVE_0),
     ("hgrn2", "lower_bound", {}, (0.0, 0.9), (-0.1, 1.0)),
