@@ -227,6 +227,9 @@ def test_initial_values():
     changed = [(a, b) for a, b in pairs if (a != b).any()]
     assert len(changed) == 1
     np.testing.assert_allclose(changed[0][0], 2 * changed[0][1], rtol=1e-5)
+  # 1 / √(2 · depth) of what keeps a variance of 1: a half of it for two passes.
+  kernel = np.asarray(changed[0][0])
+  np.testing.assert_allclose(kernel.std() * len(kernel) ** 0.5, 0.5, rtol=0.2)
   np.testing.assert_array_equal(
     *(jax.tree.leaves(x["encoder"]["mlp"])[-1] for x in (two, eight))
   )
