@@ -66,6 +66,9 @@ def compressed_attention(
   Of entries with equal scores, the earlier ones are selected.
 
   Args:
+    query: `[B, T, N, H]`.
+    key: `[B, T, K, H]`.
+    value: `[B, T, K, V]`.
     window: the number of uncompressed keys that a query sees, including its own.
     entries: c, the keys of the entries, as from `compressed_entries`; M ≤ T // m.
     entry_values: u; None means `entries`, as in DeepSeek-V4, where H = V.
@@ -80,8 +83,8 @@ def compressed_attention(
     is_causal: must be True, because an entry depends on all of its positions.
     block_size: C, the number of queries that are scored at a time; None means the
       platform's choice.
-
-  Other arguments: as in `flash_attention`.
+    scale: factor of the logits; None means 1/√H.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As in `flash_attention`. No gradient flows to the index arrays.

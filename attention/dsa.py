@@ -84,8 +84,11 @@ def dsa_attention(
     mask: key mask, `[B, 1, 1, S]`.
     block_size: C, the number of queries scored at a time; None means the platform's
       choice.
-
-  Other arguments: as in `flash_attention`.
+    is_causal: query t sees only keys s ≤ t.
+    scale: factor of the logits; None means 1/√H.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
+    key_segment_ids: `[B, S]`.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     As in `flash_attention`. No gradient flows to the index arrays; `dsa_indexer_loss`

@@ -69,9 +69,18 @@ def latent_attention(
     shared_key: r, `[B, S, P]`; None means P = 0.
     value: `[B, S, K, D]`, in place of the values from `value_kernel`, for which D = V.
       With the identity, the output is the attention matrix.
+    scale: factor of the logits; None means 1/√H.
     absorbed: whether to compute the absorbed form; the output is the same.
-
-  Other arguments: as in `flash_attention`.
+    block_size: (C, D), the queries and keys of a block, or one int for both.
+    mask: boolean, True = attend, broadcastable to `[B, N, T, S]`.
+    is_causal: query t sees only keys s ≤ t.
+    query_segment_ids: `[B, T]`; a query sees only keys of its own segment.
+    key_segment_ids: `[B, S]`.
+    dropout_rate: fraction of the attention weights that are set to zero.
+    dropout_rng: random key for dropout, required if `dropout_rate` > 0.
+    axis_name: mesh axis of a sequence-sharded call, inside `jax.shard_map`.
+    visible: the visible pairs, in addition to the other masking options.
+    return_lse: whether to return the log-sum-exp of the logits as well.
 
   Returns:
     `[B, T, N, D]` in the dtype of `query`; with `return_lse` also `[B, T, N]` in

@@ -171,6 +171,12 @@ _SAME = {
   ("xlstm", "ffn_round_up_to_multiple_of"): 14,
   ("falcon_h1_plain", "mamba_norm_before_gate"): True,  # It has no norm there.
   ("qwen3_moe", "use_sliding_window"): True,  # `sliding_window` is null.
+  # They have no head of tokens.
+  **{
+    (family + kind, "tie_word_embeddings"): False
+    for family in ("deberta_v2", "distilbert", "electra", "xlm_roberta")
+    for kind in ("", "_classes", "_p2c")
+  },
   # Both sets of `rope_parameters` have their own.
   **{
     (case, key): theta
