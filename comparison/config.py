@@ -38,20 +38,15 @@ def _values(entry: Any) -> list[Any]:
 
   A list inside a list is one value.
   """
-  sequence = (list, tuple)
-  if isinstance(entry, sequence):
-    if len(entry) == 1 and isinstance(entry[0], str):
-      # The command line gives a tuple of words as one word with commas.
-      return _values(entry[0])
-    return [tuple(x) if isinstance(x, sequence) else _literal(x) for x in entry]
   if isinstance(entry, str):
     return [literal(part) for part in split(entry)]
-  return [entry]
-
-
-def _literal(value: Any) -> Any:
-  """The value of a word of the command line; other values stay as they are."""
-  return literal(value) if isinstance(value, str) else value
+  if not isinstance(entry, list | tuple):
+    return [entry]
+  if len(entry) == 1 and isinstance(entry[0], str):
+    # The command line gives a tuple of words as one word with commas.
+    return _values(entry[0])
+  values = [tuple(x) if isinstance(x, list) else x for x in entry]
+  return [literal(x) if isinstance(x, str) else x for x in values]
 
 
 @dataclass(frozen=True, config=STRICT)
