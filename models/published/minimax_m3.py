@@ -55,9 +55,8 @@ def describe(
     "index_rotary_dim": rotated,
   }
   local, top = options["local_blocks"], options["top_k"]
-  if (
-    local > top
-  ):  # In transformers, it is undefined which of them are selected.
+  # In transformers, it is undefined which of too many local blocks are selected.
+  if local > top:
     raise ValueError(
       f"index_local_blocks: expected at most index_topk_blocks {top}, got {local}"
     )
