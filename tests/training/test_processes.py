@@ -246,3 +246,7 @@ def _wait_for(workdir, step):
 def _whole(path):
   lines = path.read_text().splitlines(keepends=True)
   return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def test_one_process_does_not_differ_from_itself():
+  assert cluster.differs("x") is False
