@@ -55,7 +55,7 @@ def delta_rule_attention(
   model have |k|² ≈ H, so use `normalize_keys=True`, or keys with |k| ≤ 1.
   All computation is in float32.
 
-  With a separate erase key p, the old value is that before the decay:
+  With a separate erase key p, the update erases from the state before its decay:
 
     S_t = S' + β_t k_t (w_t ∘ v_t − S_{t−1}ᵀ (b_t ∘ p_t))ᵀ
 

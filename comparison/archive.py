@@ -65,7 +65,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
   """
   try:
     with lzma.open(path, "rt", encoding="utf-8") as file:
-      # Without a line, there is no comparison either.
+      # An empty file has no comparison.
       head, *lines = [json_text.loads(line) for line in file] or [{}]
     dict(head["comparison"])
     for name in ("references", "plan"):

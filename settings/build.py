@@ -30,6 +30,9 @@ _FLOAT32_END = 2.0**128
 _FLOAT32_TINY = 2.0**-126
 """The smallest normal float32; XLA may replace smaller numbers by 0."""
 
+_JSON_TYPES = (bool, int, float, str, type(None), dict, list)
+"""Types of nearly all values, which `plain` returns as they are."""
+
 
 class UnknownFieldError(ConfigError):
   """A config field that its section does not have.
@@ -93,7 +96,8 @@ def _plain(value: Any, path: str) -> Any:
   In Python code, numbers may be NumPy or JAX scalars, lists may be arrays or ranges,
   and texts may be paths.
   """
-  value = plain(value)
+  if type(value) not in _JSON_TYPES:
+    value = plain(value)
   if isinstance(value, os.PathLike):
     value = os.fspath(value)
   if dataclasses.is_dataclass(value):

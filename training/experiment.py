@@ -7,7 +7,6 @@ anything is compiled or written.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import functools
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +98,7 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
     RunError: another process uses the workdir.
   """
   # The processes would train on, each with its own learning rate.
-  if cluster.differs(json.dumps(config.to_mapping(), sort_keys=True)):
+  if cluster.differs(config.to_mapping()):
     raise ConfigError(
       "config: differs between the processes of this run; start all of them with the "
       "same config"
@@ -110,8 +109,7 @@ def begin(config: ExperimentConfig, workdir: Path) -> Experiment:
   if config.train.tracks_best:
     best.check_metric(run)
   _check_data(workdir, notes)
-  digests = files.name_digests(notes)
-  if cluster.differs(json.dumps(digests, sort_keys=True)):
+  if cluster.differs(files.name_digests(notes)):
     raise ConfigError(
       "config.task: the processes of this run read different data"
     )

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import faulthandler
 import hashlib
+import json
 import os
 import pathlib
 import sys
 import threading
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from jax.experimental import multihost_utils
@@ -126,10 +127,11 @@ def any_of(flag: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
-def differs(text: str) -> bool:
-  """Whether processes have different texts; all processes must call this function."""
+def differs(content: Any) -> bool:
+  """Returns whether processes have different JSON content; all must call it."""
   if jax.process_count() == 1:
     return False
+  text = json.dumps(content, sort_keys=True)
   digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
   digests = np.asarray(multihost_utils.process_allgather(digest))
   return bool((digests != digests[0]).any())
