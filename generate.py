@@ -73,17 +73,6 @@ _SEED = flags.DEFINE_integer(
   "seed", 0, "seed of sampling", lower_bound=0, upper_bound=2**31 - 1
 )
 
-_READ_IN_GENERATION = (
-  "method",
-  "beam_size",
-  "length_penalty",
-  "temperature",
-  "top_k",
-  "max_length",
-  "seed",
-)
-"""Flags that `--export` does not read."""
-
 
 def main() -> int | None:
   """Reads lines and writes one output for each."""
@@ -94,6 +83,15 @@ def main() -> int | None:
       "--temperature: expected a finite value above 0, got "
       f"{_TEMPERATURE.value}"
     )
+  options: dict[str, Any] = {
+    "method": _METHOD.value,
+    "beam_size": _BEAM_SIZE.value,
+    "length_penalty": _LENGTH_PENALTY.value,
+    "temperature": _TEMPERATURE.value,
+    "top_k": _TOP_K.value,
+    "max_length": _MAX_LENGTH.value,
+    "seed": _SEED.value,
+  }
   folder = Path(_WORKDIR.value)
   process.cache_programs()
   # A folder of weights is data and is never opened as a run.
@@ -106,7 +104,7 @@ def main() -> int | None:
     experiment, variables = published.open_weights(folder)
   else:
     if _EXPORT.value is not None:
-      for name in _READ_IN_GENERATION:
+      for name in options:
         if flags.FLAGS[name].present:
           raise ConfigError(f"--{name}: not supported with --export")
     run = lab.load_run(folder)
@@ -118,15 +116,6 @@ def main() -> int | None:
     raise ConfigError(
       f"--seed: method '{_METHOD.value}' draws nothing; expected --method=sample"
     )
-  options: dict[str, Any] = {
-    "method": _METHOD.value,
-    "beam_size": _BEAM_SIZE.value,
-    "length_penalty": _LENGTH_PENALTY.value,
-    "temperature": _TEMPERATURE.value,
-    "top_k": _TOP_K.value,
-    "max_length": _MAX_LENGTH.value,
-    "seed": _SEED.value,
-  }
   if sys.stdin.isatty() and sys.stdout.isatty():
     _converse(Conversation(experiment, variables, **options))
     return 0

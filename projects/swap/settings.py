@@ -85,12 +85,12 @@ class Settings:
     # Labels become file names.
     labels = self._labels()
     names = list(map(file_name, labels))
-    for label in labels:
+    for label, name in zip(labels, names, strict=True):
       try:
         mechanism(label)
       except ValueError as error:
         raise ValueError(f"attention: {error}") from None
-      if names.count(file_name(label)) > 1:
+      if names.count(name) > 1:
         raise ValueError(f"attention: {label} appears twice; expected once")
 
   def choices(self, context: int) -> list[Choice]:
