@@ -8,6 +8,7 @@ import num2words
 import numpy as np
 
 from settings.errors import DataError
+from settings.hashing import splitmix64
 from tasks.files import Pairs
 
 _HELD_OUT = 8
@@ -19,14 +20,11 @@ _ALWAYS_TRAINED = 100
 def held_out(numbers: np.ndarray) -> np.ndarray:
   """Returns whether each number [n] is held out of training, by a hash.
 
-  The hash is SplitMix64's finaliser (Steele et al. 2014), so a number is in the same
-  split for all sizes of the splits. Numbers below 100 are always trained, because a
+  The hash is SplitMix64, so a number is in the same split for all sizes of the
+  splits. Numbers below 100 are always trained, because a
   word such as "zero" occurs in no other number.
   """
-  x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-  x ^= x >> np.uint64(31)
+  x = splitmix64(numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
   return (x % np.uint64(_HELD_OUT) == 0) & (numbers >= _ALWAYS_TRAINED)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from settings.errors import ConfigError
+from settings.hashing import splitmix64
 from training.best import is_lower_better
 from training.config import TrainConfig
 from training.devices import cluster, process
@@ -95,16 +96,10 @@ def _sum_shard(
       local = np.unravel_index(index, shard.shape)
       whole = tuple(x + first for x, first in zip(local, corner, strict=True))
       index = np.ravel_multi_index(whole, shape)
-    mixed = _mix(_mix(index.astype(np.uint64) + np.uint64(1)) + values)
+    index_hash = splitmix64(index.astype(np.uint64) + np.uint64(1))
+    mixed = splitmix64(index_hash + values)
     total += int(mixed.sum(dtype=np.uint64))
   return total % 2**64
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-  """Applies the finaliser of SplitMix64."""
-  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-  return x ^ (x >> np.uint64(31))
 
 
 def newest_step(workdir: pathlib.Path) -> int:

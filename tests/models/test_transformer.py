@@ -164,6 +164,27 @@ def test_bfloat16_compute_with_float32_parameters(name):
   )
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_every_layer_computes_in_bfloat16(gated):
+  """All but the logits, whose softmax is taken in float32."""
+  model = tiny.create(dtype="bfloat16", gated=gated)
+  inputs, options = model.arguments(tiny.batch())
+
+  def outputs(variables):
+    capture = {"capture_intermediates": True, "mutable": ["intermediates"]}
+    return model.apply(variables, *inputs, **options, **capture)[1]
+
+  found = jax.eval_shape(outputs, tiny.initialized(model))["intermediates"]
+  wide = {
+    jax.tree_util.keystr(path, simple=True, separator="/")
+    for path, x in jax.tree_util.tree_leaves_with_path(found)
+    if x.dtype != jnp.bfloat16
+  }
+  assert wide == {"__call__/0", "head/__call__/0"}
+  assert "mlp" in found["decoder_0"]
+  assert "mlp" in found["encoder_0"]
+
+
 def test_where_dropout_is():
   """Of both sums of embeddings, and of each sub-layer's output (section 5.4)."""
   model = tiny.create(num_layers=2, dropout_rate=0.5)

@@ -227,6 +227,21 @@ def test_tasks_that_do_not_fit():
     tiny.forward(model, variables, long)
 
 
+def test_every_fourth_frame_has_a_position():
+  """200 frames are 50 positions: a window of 51 does not fit, one of 50 does."""
+  sizes = {f"{x}_vocab_size": 5 for x in ("source", "target")}
+  sizes |= {f"max_{x}_length": 9 for x in ("source", "target")}
+  sizes |= {"input_shapes": {"frames": (200, BANDS)}}
+
+  def create_window(window):
+    window = models.AttentionConfig("sliding_window", {"window": window})
+    return models.create(config(encoder_attention=window), **sizes)
+
+  assert create_window(49).max_length == 50
+  with pytest.raises(ValueError, match=r"^encoder_attention: window: 50"):
+    create_window(50)
+
+
 def test_bfloat16_is_close():
   model, half = create(), create(dtype="bfloat16")
   variables = drawn(model)

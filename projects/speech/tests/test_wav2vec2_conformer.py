@@ -5,6 +5,8 @@ import pytest
 
 import models
 from projects.speech import features as speech_features
+from projects.speech.config import ExtractorConfig
+from projects.speech.family import describe
 from tests.models.published.test_equality import (
   assert_not_read,
   changed,
@@ -76,3 +78,23 @@ def test_weight_norm_by_its_old_names(tmp_path):
 )
 def test_tensors_that_do_not_fit(tmp_path, spoil, message):
   assert_not_read(RELATIVE, tmp_path, message, spoil)
+
+
+def test_a_config_of_its_vocabulary_alone_has_the_defaults_of_transformers():
+  """Those of `Wav2Vec2ConformerConfig()` of transformers 5.24.0."""
+  found = describe({"vocab_size": 41}, (), "ctc")
+  config = found.config
+  assert (config.num_layers, config.num_heads) == (12, 12)
+  assert (config.features, config.mlp_features) == (768, 3072)
+  assert (config.kernel_size, config.activation) == (31, "gelu")
+  assert (config.position, config.rotary_theta) == ("transformer_xl", 10_000)
+  assert config.extractor == ExtractorConfig(
+    features=(512,) * 7,
+    kernel_sizes=(10, 3, 3, 3, 3, 2, 2),
+    strides=(5, 2, 2, 2, 2, 2, 2),
+    norm="group",
+    use_bias=False,
+    activation="gelu",
+  )
+  assert config.dropout_rate == 0.1
+  assert (found.max_length, found.vocab_size, found.outputs) == (5000, 41, 41)
