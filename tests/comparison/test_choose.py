@@ -1,5 +1,7 @@
 """Which points of a grid are trained, how far, and which one is reported."""
 
+import dataclasses
+
 import pytest
 
 from comparison import choose, plan, records
@@ -97,6 +99,18 @@ def test_the_point_that_most_seeds_solve_is_chosen_and_of_as_many_the_lowest_los
   assert reported(folder) == {(0.003, ())}
   said = "chosen optimizer.learning_rate=0.003, solved by 3 of 4 choosing seeds"
   assert said in capsys.readouterr().out
+
+
+def test_of_points_that_cannot_run_the_first_is_returned(folder, trainer):
+  one = compared()
+  runs = [
+    dataclasses.replace(run, obstacle="too short")
+    for run in plan.plan(one)
+    if run.choosing
+  ]
+  assert len({run.grid[RATE] for run in runs}) == 3
+  assert choose.choose(runs, folder, one) is runs[0]
+  assert not trainer.calls
 
 
 def test_halving_is_warned_of_where_a_task_is_all_or_nothing(

@@ -1,6 +1,7 @@
 """The files of a report, and its page in a real browser at two widths."""
 
 import csv
+import dataclasses
 import itertools
 import json
 import re
@@ -462,6 +463,21 @@ def test_figures_show_the_numbers_of_their_rows():
   assert left.get_shared_y_axes().joined(left, right)
   assert (left.get_ylabel(), right.get_ylabel()) == ("exact_match", "")
   assert (left.get_xlim()[0], right.get_xlim()[0]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+  ("largest", "scale"), [(19.5, "linear"), (20.5, "log")]
+)
+def test_costs_that_differ_twentyfold_have_a_logarithmic_axis(largest, scale):
+  """FLOPs are shown in billions: 1 to 19.5, and 1 to 20.5."""
+  task = by_task(made_up.records())["copy"]
+  summary = task.summary.copy()
+  ended = task.ended.index
+  flops = np.linspace(1e9, largest * 1e9, len(ended))
+  summary.loc[ended, "forward_flops"] = flops
+  task = dataclasses.replace(task, summary=summary)
+  left, *_ = figures.quality_cost(task, style.styles(())).axes
+  assert left.get_xscale() == scale
 
 
 def _sketch(title, *heads, labels=("a ", "\n", "c")):

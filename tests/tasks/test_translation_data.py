@@ -4,12 +4,13 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from settings import cache
 import tasks
-from tasks import numbers
-from tasks.vocabulary import Subwords, train_subwords
+from tasks import numbers, translation
+from tasks.vocabulary import PAD, Subwords, train_subwords
 from tests.tasks.generated_cases import assert_same
 from tests.tasks.translation_cases import files, make
 
@@ -121,3 +122,19 @@ def test_the_vocabulary_reads_the_training_split_only(folder):
   pieces = task.labels(range(task.target_vocab_size))
   assert not any("Ω" in piece for piece in pieces)
   assert "⁇" in task.decode(task.encode("Ω"))
+
+
+def test_sources_are_decoded_at_the_middle_the_last_and_the_longest_width(
+  monkeypatch,
+):
+  """Training has the widths 4, 6, 9, 14; the batches have up to 8 … 19 ids."""
+  shapes = np.array([[4, 30], [6, 30], [9, 30], [14, 30]])
+  monkeypatch.setattr(translation, "choose_shapes", lambda *_: shapes)
+  sizes = {"num_train": 50, "num_validation": 80, "max_number": 99_999}
+  task = make(**sizes, max_length=60)
+  batches = list(task.decode_batches("validation"))
+  sources = [batch.inputs["source"] for batch in batches]
+  longest = [(source != PAD).sum(axis=1).max() for source in sources]
+  assert longest == [8, 10, 12, 14, 19]
+  assert [source.shape[1] for source in sources] == [9, 14, 14, 14, 60]
+  assert [batch.max_length for batch in batches] == [59, 60, 60, 60, 60]

@@ -98,6 +98,17 @@ def test_an_older_checkpoint_gets_seed_and_peak_from_the_config(tmp_path):
   assert digests(restored._asdict()) == digests(state._asdict())
 
 
+def test_a_step_is_an_integer_of_a_checkpoint(tmp_path):
+  like = save(tmp_path, 1, 2)
+  checkpoints = Checkpoints(tmp_path, make_parts()[0].config, read_only=True)
+  assert checkpoints.restore(like, step=1)[0].step == 1
+  for wrong in (True, 1.0, "1", 3):
+    message = rf"^step: expected one of \[1, 2\], got {wrong!r}$"
+    with pytest.raises(ConfigError, match=message):
+      checkpoints.restore(like, step=wrong)
+  checkpoints.close()
+
+
 def test_a_damaged_step_is_saved_again(tmp_path, capfd):
   like = save(tmp_path, 1, 2)
   flip_a_byte(tmp_path, 2)

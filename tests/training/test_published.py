@@ -211,6 +211,19 @@ def test_a_prompt_begins_as_the_tokenizer_says(tmp_path):
   assert second == [f"w{i}" for i in greedy(tmp_path, told, 2)]
 
 
+@pytest.mark.parametrize(("longest", "context"), [(1000, 1000), (2000, 1024)])
+def test_a_context_has_at_most_1024_tokens(tmp_path, longest, context):
+  for name in ("config.json", "model.safetensors"):
+    shutil.copy(FOLDERS["llama"] / name, tmp_path)
+  config = json.loads((tmp_path / "config.json").read_text())
+  config["max_position_embeddings"] = longest
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  vocabulary = {f"w{i}": i for i in range(60)} | {"<|endoftext|>": 60}
+  save_tokenizer(tmp_path, vocabulary, "w0")
+  run, _ = published.open_weights(tmp_path)
+  assert run.task.max_target_length == context
+
+
 @pytest.mark.parametrize("file", ["config", "generation_config"])
 def test_all_ends_end(tmp_path, file):
   """Those of both files, and what the vocabulary calls an end."""
