@@ -125,12 +125,20 @@ def decode_cost(
   }
 
 
-def cache_bytes(config: Any, length: int) -> int | None:
+def cache_bytes(
+  config: Any, length: int, max_length: int | None = None
+) -> int | None:
   """Bytes of the cache of decoder self-attention for one sequence, over all layers.
 
   The cache has keys and values or a state, and inputs of short convolutions. Keys and
   values of a source do not count. None for a recurrent model, whose state does not
   belong to a mechanism.
+
+  Args:
+    config: the config of the model.
+    length: capacity of the cache.
+    max_length: length of the longest sequence of the model; None is `length`. A window
+      may cover a short cache, but not the longest sequence.
   """
   if not isinstance(config, models.ModelConfig):
     return None
@@ -138,8 +146,8 @@ def cache_bytes(config: Any, length: int) -> int | None:
     config,
     source_vocab_size=1,
     target_vocab_size=1,
-    max_source_length=length,
-    max_target_length=length,
+    max_source_length=max_length or length,
+    max_target_length=max_length or length,
   )
   start = functools.partial(
     model.init, jax.random.key(0), None, 1, length, method="start"

@@ -242,8 +242,9 @@ def _costs(
     for layer in description.config.layers("decoder_attention")
   )
   if decodes:
+    longest = max(2 * source.context, description.max_length)
     sizes = [
-      costs.cache_bytes(description.config, n * source.context) or 0
+      costs.cache_bytes(description.config, n * source.context, longest) or 0
       for n in (1, 2)
     ]
     record["cache_bytes"] = sizes[0]

@@ -49,6 +49,22 @@ def test_bytes_of_a_cache(kind, mechanism, fields, numbers):
   assert costs.cache_bytes(config, LENGTH) == expected
 
 
+@pytest.mark.parametrize(("length", "kept"), [(5, 5), (9, 9), (12, 10)])
+def test_a_window_may_cover_a_cache_that_is_shorter_than_the_model(
+  length, kept
+):
+  """Of a model of 40 positions; a query sees itself and nine keys before it."""
+  window = AttentionConfig("sliding_window", {"window": (9, 0)})
+  sizes = {"num_layers": 2, "num_heads": 4, "features": 16, "mlp_features": 8}
+  config = nested.make(
+    ModelConfig, **sizes, kind="decoder", decoder_attention=window
+  )
+  found = costs.cache_bytes(config, length, 40)
+  assert found == 4 * 2 * (2 * kept * 16 + INDEX)
+  with pytest.raises(ValueError, match="covers all 5 positions"):
+    costs.cache_bytes(config, 5)
+
+
 @pytest.fixture
 def clock(monkeypatch):
   """Sets how many seconds each timed span takes, in turn; gives those not timed."""
