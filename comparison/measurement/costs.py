@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import models
+from models.transformer import Transformer
 from training.config import TrainConfig
 from training.devices import flops, parallel
 from training.devices.mesh import AXES, MeshConfig
@@ -121,34 +122,19 @@ def decode_cost(
     seconds.append(time.perf_counter() - start)
   return {
     "decode_tokens_per_second": rows * length / float(np.median(seconds)),
-    "cache_bytes": cache_bytes(run.config.model, length),
+    "cache_bytes": cache_bytes(run.model, length),
   }
 
 
-def cache_bytes(
-  config: Any, length: int, max_length: int | None = None
-) -> int | None:
+def cache_bytes(model: Any, length: int) -> int | None:
   """Bytes of the cache of decoder self-attention for one sequence, over all layers.
 
   The cache has keys and values or a state, and inputs of short convolutions. Keys and
   values of a source do not count. None for a recurrent model, whose state does not
   belong to a mechanism.
-
-  Args:
-    config: the config of the model.
-    length: capacity of the cache.
-    max_length: length of the longest sequence of the model; None is `length`. A window
-      may cover a short cache, but not the longest sequence.
   """
-  if not isinstance(config, models.ModelConfig):
+  if not isinstance(model, Transformer):
     return None
-  model = models.create(
-    config,
-    source_vocab_size=1,
-    target_vocab_size=1,
-    max_source_length=max_length or length,
-    max_target_length=max_length or length,
-  )
   start = functools.partial(
     model.init, jax.random.key(0), None, 1, length, method="start"
   )

@@ -243,10 +243,8 @@ def _costs(
   )
   if decodes:
     longest = max(2 * source.context, description.max_length)
-    sizes = [
-      costs.cache_bytes(description.config, n * source.context, longest) or 0
-      for n in (1, 2)
-    ]
+    model = load.make_model(description._replace(max_length=longest))
+    sizes = [costs.cache_bytes(model, n * source.context) or 0 for n in (1, 2)]
     record["cache_bytes"] = sizes[0]
     record["cache_token_bytes"] = (sizes[1] - sizes[0]) / source.context
   return record

@@ -13,6 +13,7 @@ import pytest
 
 from comparison.analysis import remarks
 from comparison.measurement import costs, measurements, usage
+import models
 from models import nested
 from models.attention_config import AttentionConfig
 from models.config import ModelConfig
@@ -26,6 +27,12 @@ LENGTH, INDEX = 12, 1
 def convolved(features):
   """Inputs of a short convolution of four places."""
   return 3 * features
+
+
+def _model(max_length, **fields):
+  lengths = {f"max_{side}_length": max_length for side in ("source", "target")}
+  sizes = {f"{side}_vocab_size": 5 for side in ("source", "target")}
+  return models.create(nested.make(ModelConfig, **fields), **lengths, **sizes)
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder_decoder"])
@@ -44,9 +51,9 @@ def test_bytes_of_a_cache(kind, mechanism, fields, numbers):
   sizes = {"num_layers": 2, "num_heads": 4, "features": 16, "mlp_features": 8}
   choices = {"position": "rotary", "short_convolution": True, "kind": kind}
   choices["decoder_attention"] = AttentionConfig(mechanism)
-  config = nested.make(ModelConfig, **sizes | choices | fields)
+  model = _model(LENGTH, **sizes | choices | fields)
   expected = 4 * fields.get("num_layers", 2) * numbers
-  assert costs.cache_bytes(config, LENGTH) == expected
+  assert costs.cache_bytes(model, LENGTH) == expected
 
 
 @pytest.mark.parametrize(("length", "kept"), [(5, 5), (9, 9), (12, 10)])
@@ -56,13 +63,9 @@ def test_a_window_may_cover_a_cache_that_is_shorter_than_the_model(
   """Of a model of 40 positions; a query sees itself and nine keys before it."""
   window = AttentionConfig("sliding_window", {"window": (9, 0)})
   sizes = {"num_layers": 2, "num_heads": 4, "features": 16, "mlp_features": 8}
-  config = nested.make(
-    ModelConfig, **sizes, kind="decoder", decoder_attention=window
-  )
-  found = costs.cache_bytes(config, length, 40)
+  model = _model(40, **sizes, kind="decoder", decoder_attention=window)
+  found = costs.cache_bytes(model, length)
   assert found == 4 * 2 * (2 * kept * 16 + INDEX)
-  with pytest.raises(ValueError, match="covers all 5 positions"):
-    costs.cache_bytes(config, 5)
 
 
 @pytest.fixture
@@ -112,7 +115,6 @@ def test_decoding_goes_on_to_the_maximal_length(clock, monkeypatch, source):
   run = types.SimpleNamespace(
     model="model",
     task=types.SimpleNamespace(max_target_length=5, bos_id=1, pad_id=2),
-    config=types.SimpleNamespace(model=None),
   )
   batch = {"inputs": np.zeros((3, 2))}
   if source:
