@@ -13,6 +13,7 @@ import models
 from settings.errors import ConfigError, one_line
 from settings.field_values import FieldValues
 from settings.typed import format_mechanism, format_options, mechanism, split
+from training.experiment_config import ExperimentConfig
 
 BASELINE = "dense"
 """The mechanism whose parameter count the others match."""
@@ -38,15 +39,28 @@ def is_attention_field(field: str) -> bool:
 
 
 def check_mechanism_is_used(
-  name: str, across: FieldValues, model: models.Config
+  name: str, across: FieldValues, config: ExperimentConfig
 ) -> None:
-  """Raises ConfigError if `across` replaces a row's mechanism in every module."""
+  """Checks that a row has its mechanism.
+
+  Raises:
+    ConfigError: `across` replaces the mechanism in every module, or it is plain
+      'dense', which keeps the mechanisms of published weights.
+  """
+  model = config.model
   fields = [field for field in across if is_attention_field(field)]
   layers = [layer.name for x in model.attentions.values() for layer in x]
   if fields and name not in (BASELINE, *layers):
     raise ConfigError(
       f"config.across.{fields[0]} already sets the mechanisms; expected "
       f"config.attention={BASELINE}"
+    )
+  keeps_others = config.weights and not fields and {*layers} != {BASELINE}
+  if keeps_others and name == BASELINE:
+    raise ConfigError(
+      f"config.attention: {BASELINE} keeps the mechanisms of config.model.weights, "
+      f"{models.slots(model)}; expected flash, which is exact attention in every "
+      "layer; swap.py has the model itself as a row"
     )
 
 

@@ -194,7 +194,7 @@ def complete(comparison: Comparison, run: Run) -> Run:
   try:
     fields = fields | layers.options_of(task, name, fields, options)
     config = config_of(task, name, fields)
-    layers.check_mechanism_is_used(name, run.across, config.model)
+    layers.check_mechanism_is_used(name, run.across, config)
     count = matched = _count(config)
   except (ConfigError, ValueError) as error:
     return dataclasses.replace(run, obstacle=str(error))

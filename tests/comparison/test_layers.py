@@ -1,9 +1,12 @@
 """Mechanisms with options, layers that take several in turn, rows that cannot run."""
 
+import types
+
 import pytest
 
-from comparison import plan, records
+from comparison import layers, plan, records
 from comparison import run as run_lib
+from models import AttentionConfig, ModelConfig
 from settings.errors import ConfigError, RunError
 from tests.comparison.plans import comparison
 
@@ -119,6 +122,28 @@ def test_lists_in_across_stay_lists():
   sizes = {"task": {"eval_lengths": ((128, 256), (512,))}}
   runs = planned(attention="dense", across=sizes)
   assert [r.across["task.eval_lengths"] for r in runs] == [(128, 256), (512,)]
+
+
+def test_a_row_of_dense_does_not_keep_other_mechanisms_of_weights():
+  """Plain 'dense' would be the windows of a Mistral."""
+  window = AttentionConfig("sliding_window", {"window": (4, 0)})
+  model = ModelConfig(
+    kind="decoder",
+    num_layers=2,
+    num_heads=2,
+    features=8,
+    mlp_features=8,
+    decoder_attention=(AttentionConfig("dense"), window),
+  )
+  published = types.SimpleNamespace(weights="folder", model=model)
+  check = layers.check_mechanism_is_used
+  with pytest.raises(
+    ConfigError, match=r"weights, dense \+ sliding_window; exp"
+  ):
+    check("dense", {}, published)
+  check("flash", {}, published)
+  check("dense", {"model.decoder_attention": "dense"}, published)
+  check("dense", {}, types.SimpleNamespace(weights="", model=model))
 
 
 @pytest.mark.parametrize(
