@@ -19,7 +19,7 @@ from attention import checks
 from attention.decorators import attention_factory, attention_function
 from attention.gated_linear import mamba2, with_step_and_skip
 from attention.mechanism import Attention
-from attention.platform import layout
+from attention.platform import layout, programs
 from attention.recurrent import gates, packing
 from attention.recurrent.arrays import (
   chunks,
@@ -149,7 +149,7 @@ def _recurrence(
     count = jnp.zeros_like(keep, jnp.int32, shape=lead)
   elif not isinstance(initial_state, LevelState):
     raise ValueError(
-      f"initial_state: expected a LevelState, got {type(initial_state).__name__}"
+      f"initial_state: expected a LevelState, got {programs.type_name(initial_state)}"
     )
   else:
     sums, count = initial_state

@@ -82,6 +82,11 @@ def clear_cache() -> None:
   _program.cache_clear()
 
 
+def type_name(x: Any) -> str:
+  """The name of the type of x in a message, 'array' also if x is traced."""
+  return "array" if isinstance(x, jax.Array) else type(x).__name__
+
+
 def is_traced(*arrays: Any) -> bool:
   """Whether the values of an array are unknown, such as under `jax.jit`."""
   return any(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention import checks
-from attention.platform import layout
+from attention.platform import layout, programs
 from attention.platform.blocks import pad
 from attention.recurrent.scan import (
   CHUNK,
@@ -179,7 +179,7 @@ def first_states(state: Any, empty: Any, what: str) -> Any:
   if state is None:
     return empty
   if not isinstance(state, type(empty)):
-    kind = type(state).__name__
+    kind = programs.type_name(state)
     raise ValueError(f"initial_state: expected {what}, got {kind}")
   expected, got = (tuple(x.shape for x in y) for y in (empty, state))
   if got != expected:

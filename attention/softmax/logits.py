@@ -15,9 +15,8 @@ All steps after the product are one plain function, which `jax.vjp` differentiat
 
 Papers: Self-attention with relative position representations, arXiv:1803.02155;
 Transformer-XL, arXiv:1901.02860; T5, arXiv:1910.10683; ALiBi, arXiv:2108.12409;
-disentangled attention: DeBERTa, equations 2 to 4, arXiv:2006.03654;
-forget gates: Forgetting transformer, arXiv:2503.02130; soft caps: Gemma 2,
-arXiv:2408.00118; sinks: gpt-oss, arXiv:2508.10925.
+DeBERTa, equations 2 to 4, arXiv:2006.03654; Forgetting transformer (gates),
+arXiv:2503.02130; Gemma 2 (soft caps), arXiv:2408.00118; gpt-oss, arXiv:2508.10925.
 """
 
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from jaxtyping import Array, Float, Int
 
 from attention import checks
 from attention.platform.layout import cut, dot, key_dot, query_dot
+from attention.platform.programs import type_name
 from attention.softmax import mods as mods_lib
 from attention.softmax.forget_gates import forget_sums
 from attention.softmax.mods import MaskMod, Mod, ScoreMod
@@ -191,7 +191,7 @@ def logits_from_options(
     if is_causal or logits.log_forget is None:
       return logits
   elif not isinstance(logits, Logits):
-    raise ValueError(f"logits: expected a Logits, got {type(logits).__name__}")
+    raise ValueError(f"logits: expected a Logits, got {type_name(logits)}")
   else:
     for name, option in options.items():
       if option is not None:

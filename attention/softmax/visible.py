@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
 from attention import checks
+from attention.platform import programs
 from attention.platform.layout import cut
 from attention.softmax import mods as mods_lib
 from attention.softmax.mods import BlockMask, MaskMod, Mod
@@ -399,7 +400,7 @@ def visible_from_options(
     return options
   if not isinstance(visible, Visible):
     raise ValueError(
-      f"visible: expected a Visible, got {type(visible).__name__}"
+      f"visible: expected a Visible, got {programs.type_name(visible)}"
     )
   for pair in visible.lengths:
     for name, x in zip(("query_lengths", "key_lengths"), pair, strict=True):
