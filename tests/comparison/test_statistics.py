@@ -177,7 +177,7 @@ def test_no_p_without_variance(values):
 @pytest.mark.parametrize("unit", [1e-11, 1e8])
 def test_tests_do_not_depend_on_the_unit_of_a_metric(unit):
   values = np.array([[0.1, 0.2, 0.4, 0.3], [0.2, 0.5, 0.6, 0.5]])
-  constant = values[:1] + [[0.0], [0.1]]
+  constant = values[0] + np.array([[0.0], [0.1]])
   t = stats.ttest_rel(values[1], values[0])
   found = statistics.compare_with_reference(unit * values)
   assert found.p_values[1] == pytest.approx(t.pvalue)
