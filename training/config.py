@@ -41,7 +41,8 @@ class OptimizerConfig:
       decay rates (A) and skips (D) of Mamba and its successors, to the gains of
       log-linear attention, or to the regularizer of MesaNet.
     clip_norm: largest global gradient norm; None does not clip.
-    accumulate_steps: number of micro-batches that a batch is split into.
+    accumulate_steps: number of micro-batches that a batch is split into. Batch norm and
+      the load-balance loss of experts use the statistics of each micro-batch.
     label_smoothing: fraction of each target that is spread over the whole vocabulary.
     ema_decay: decay of a running mean of the parameters in float32, such as 0.999;
       evaluation and generation then use that mean. 0 uses the parameters.
@@ -109,7 +110,8 @@ class TrainConfig:
     profile_steps: 'FIRST:LAST' profiles devices and host from the end of step FIRST
       to the end of step LAST, into the folder `profile` of the workdir.
     parallel: 'jit' over a mesh, or 'pmap'. Both compute the same numbers, except that
-      with 'pmap' the dropout masks depend on the number of devices.
+      with 'pmap' the dropout masks depend on the number of devices, and the
+      load-balance loss of experts is a mean of that of each device.
     decode_method: how held-out examples are decoded at the end.
     mesh: number of devices along each axis; 'pmap' has only 'data'.
     log: see `LogConfig`.

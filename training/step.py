@@ -207,7 +207,8 @@ def mean_gradient(
 
   Micro-batches are scanned, so only one needs memory at a time. Their gradients and
   counts are summed and divided once, so the gradient equals that of the whole batch up
-  to rounding.
+  to rounding, except for what depends on all rows of a micro-batch: batch norm and the
+  load-balance loss of experts.
 
   Args:
     objective: `(params, collections, batch, key) -> (sum, (loss [2], collections))`,

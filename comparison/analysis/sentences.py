@@ -69,8 +69,10 @@ def _solved_sentence(ended: pd.DataFrame) -> str:
 def _difference_sentence(ended: pd.DataFrame) -> str:
   """The end of the sentence: which rows differ from the first one or the reference."""
   tested = ended[ended["p"].notna()]
-  if tested.empty:
+  if tested.empty and not ended["against"].any():
     return "; there are too few seeds for a test."
+  if tested.empty:
+    return "; no difference varies over three common seeds, so none is tested."
   against = f"`{tested['against'].iloc[0]}`"
   differ = tested[~tested["is_tied"]]
   count = {len(tested): "All", 0: "None"}.get(len(differ), len(differ))

@@ -149,11 +149,15 @@ def _pairs(
   rows = len(values)
   i, j = np.triu_indices(rows, 1)
   i, j = (i, j) if all_pairs else (i[i == 0], j[i == 0])
+  # Differences that vary only by rounding are recognized in this unit.
+  unit = np.nanmax(np.abs(values), initial=0.0) or 1.0
+  values = values / unit
   *_, p = _paired_t_test(values[j] - values[i])
   p_values = np.array([math.nan, *holm(p.tolist())[: rows - 1]])
   # Bonferroni's correction, because Holm's gives no intervals.
   level = 1 - (1 - LEVEL) / max(len(i), 1)
-  difference, low, high, _ = _paired_t_test(values - values[0], level)
+  *interval, _ = _paired_t_test(values - values[0], level)
+  difference, low, high = unit * np.array(interval)
   family = "all pairs of rows" if all_pairs else "the other rows"
   test = f"Student's t-test paired by seed, Holm's correction over {family}"
   test += f" ({reason})" if reason else ""
@@ -164,6 +168,8 @@ def _paired_t_test(
   differences: np.ndarray, level: float = LEVEL
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Student's test that the means of differences [P, S] are 0, without missing seeds.
+
+  The differences are of values of at most 1.
 
   Returns:
     Means, both ends of their intervals, and p-values, each [P].
@@ -212,8 +218,10 @@ def p_by_shuffles(
   present = ~np.isnan(values)
   scores = np.stack([np.minimum(values, threshold), values >= threshold])
   scores = np.where(present, scores, math.nan)
+  rounding = _EPSILON * np.nanmax(np.abs(scores), axis=(1, 2), keepdims=True)
   scores = scores - np.nanmean(scores, axis=1, keepdims=True)
-  scores /= np.maximum(np.nanstd(scores, axis=(1, 2), keepdims=True), _EPSILON)
+  deviations = np.nanstd(scores, axis=(1, 2), keepdims=True)
+  scores /= np.where(deviations > rounding, deviations, math.inf)
   indicators = present.T.astype(float)
   common = indicators.T @ indicators
   compared = slice(None) if all_pairs else slice(1)

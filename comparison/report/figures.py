@@ -253,15 +253,22 @@ def scaling(
 def legend(
   figure: Any, names: Sequence[str], styles: Styles, columns: int = 4
 ) -> None:
-  """Adds colours, markers and names of mechanisms or rows below all panels."""
+  """Adds colours, markers and names of mechanisms or rows below all panels.
+
+  There are at most `columns` columns, and fewer if long names need the width.
+  """
   handles = [
     Line2D([], [], color=styles[name].color, marker=styles[name].marker, ls="")
     for name in names
   ]
-  figure.legend(
-    handles, [shorten(name) for name in names],
-    loc="outside lower center", ncols=min(columns, len(names)),
-  )  # fmt: skip
+  labels = [shorten(name) for name in names]
+  for ncols in range(min(columns, len(names)), 0, -1):
+    box = figure.legend(
+      handles, labels, loc="outside lower center", ncols=ncols
+    )
+    if ncols == 1 or box.get_window_extent().width <= figure.bbox.width:
+      break
+    box.remove()
 
 
 def _row_styles(rows: pd.DataFrame, styles: Styles) -> dict[str, Style]:

@@ -15,7 +15,7 @@ import pytest
 from comparison import records
 from comparison.analysis.task import by_task
 from comparison.report import figures, files, maps, page, style, tables
-from comparison.report.lines import Line, line_figure
+from comparison.report.lines import Line, line_figure, new_figure
 from comparison.report.page import Section
 from tests.comparison import made_up
 
@@ -593,6 +593,18 @@ def test_many_lines_have_a_panel_for_each_mechanism():
   (legend,) = figure.legends
   words = [text.get_text() for text in legend.get_texts()]
   assert words == ["width=0", "width=1", "width=2"]
+
+
+@pytest.mark.parametrize(("length", "columns"), [(9, 3), (24, 2), (60, 1)])
+def test_a_legend_of_long_names_stays_inside_its_figure(length, columns):
+  figure = new_figure((6.0, 4.0))
+  names = [letter * length for letter in "abc"]
+  styles = dict.fromkeys(names, style.Style("#000000", "-", "o"))
+  figures.legend(figure, names, styles)
+  (legend,) = figure.legends
+  assert legend._ncols == columns  # No public name.
+  box = legend.get_window_extent()
+  assert 0 <= box.x0 < box.x1 <= figure.bbox.width
 
 
 def test_rows_of_a_mechanism_have_its_colour_lighter_or_darker():

@@ -174,6 +174,22 @@ def test_no_p_without_variance(values):
     assert not math.isnan(found.difference[1])
 
 
+@pytest.mark.parametrize("unit", [1e-11, 1e8])
+def test_tests_do_not_depend_on_the_unit_of_a_metric(unit):
+  values = np.array([[0.1, 0.2, 0.4, 0.3], [0.2, 0.5, 0.6, 0.5]])
+  constant = values[0] + np.array([[0.0], [0.1]])
+  t = stats.ttest_rel(values[1], values[0])
+  found = statistics.compare_with_reference(unit * values)
+  assert found.p_values[1] == pytest.approx(t.pvalue)
+  ends = found.low[1], found.high[1]
+  assert ends == pytest.approx(unit * np.array(t.confidence_interval()))
+  declared = statistics.compare_with_reference(unit * constant)
+  assert math.isnan(declared.p_values[1])
+  # 2 of the 16 orders are at least as extreme: the observed one and its reverse.
+  found = statistics.p_by_shuffles(unit * values, math.inf)
+  assert found[1] == 2 / 16
+
+
 def shuffled_by_hand(values, threshold, all_pairs=True):
   """p of `p_by_shuffles` in plain Python, for a table without gaps."""
   rows, seeds = range(len(values)), range(len(values[0]))

@@ -241,6 +241,11 @@ def test_what_is_found_is_a_sentence(records, start, end):
       "few seeds for a test.",
     ),
     (
+      {"a": [1.0] * 4, "b": [0.5] * 4},
+      "`a` has the best accuracy on the test split, 1.000; no difference varies over "
+      "three common seeds, so none is tested.",
+    ),
+    (
       {"a": [0.9, 0.91, 0.92], "b": [0.3, 0.31, 0.31], "c": [0.7, 0.71, 0.71]},
       "`a` has the best accuracy on the test split, 0.910. All of the 2 other rows "
       "differ significantly from `a` (5 %); the smallest difference is that of `c`, ",

@@ -1,7 +1,8 @@
 """Places the state and the batches of a run on a mesh of devices.
 
 `jit` over a mesh is the default. `pmap` splits only rows, and computes the same numbers
-except for the masks of dropout, which each device draws for its own rows.
+except for the masks of dropout and the load-balance loss of experts, which each device
+computes for its own rows.
 `training.devices.mesh` defines the sharding of each variable.
 """
 
