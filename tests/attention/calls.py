@@ -175,3 +175,13 @@ def assert_dropout(
   found, expected = (pulled(f, query, key, value) for f in (dropping, by_hand))
   assert_equal(found, expected, 1e-5)
   return kept
+
+
+def masked_segments(length):
+  """A key mask that hides the first keys, and three segments."""
+  rng = np.random.default_rng(1)
+  mask = rng.random((2, 1, 1, length)) < 0.8
+  mask[:, :, :, :3] = False
+  ids = np.sort(rng.integers(0, 3, (2, length)))
+  mask, ids = jnp.asarray(mask), jnp.asarray(ids)
+  return {"mask": mask, "query_segment_ids": ids, "key_segment_ids": ids}

@@ -28,16 +28,6 @@ def draw(length, seed=0):
   return {name: np.asarray(x, np.float32) for name, x in found.items()}
 
 
-def options(length):
-  """A key mask that hides the first keys, and three segments."""
-  rng = np.random.default_rng(1)
-  mask = rng.random((2, 1, 1, length)) < 0.8
-  mask[:, :, :, :3] = False
-  ids = np.sort(rng.integers(0, 3, (2, length)))
-  mask, ids = jnp.asarray(mask), jnp.asarray(ids)
-  return {"mask": mask, "query_segment_ids": ids, "key_segment_ids": ids}
-
-
 def naive(given, mask, query_segment_ids, key_segment_ids):
   """(out, lse) by rotated keys, to be differentiated in float64."""
   keep = mask[:, 0, 0, :, None]
@@ -80,7 +70,7 @@ def test_values_and_all_gradients():
 
   Hidden positions may hold anything.
   """
-  given, call = draw(300), options(300)
+  given, call = draw(300), calls.masked_segments(300)
 
   @jax.jit
   def exact(given):
@@ -101,7 +91,7 @@ def test_extremes():
   """Without turns it is dense attention; reflections all along, everything
   forgotten at once, and large scores.
   """
-  given, call = draw(300), options(300)
+  given, call = draw(300), calls.masked_segments(300)
   given["beta"][:] = 0.0
   found, *_ = attend(given, call)
   plain = {x: given[x] for x in ("query", "key", "value", "log_forget")}

@@ -3,12 +3,11 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attention import definitions, stick_breaking_attention
-from tests.attention.calls import assert_defined
+from tests.attention.calls import assert_defined, masked_segments
 from tests.refusals import assert_refused
 
 LENGTH = 300
@@ -21,22 +20,12 @@ def draw(length=LENGTH, size=1.0, seed=0):
   return size * query, *kv
 
 
-def options(length=LENGTH):
-  """A key mask that hides the first keys, and three segments."""
-  rng = np.random.default_rng(1)
-  mask = rng.random((2, 1, 1, length)) < 0.8
-  mask[:, :, :, :3] = False
-  ids = np.sort(rng.integers(0, 3, (2, length)))
-  mask, ids = jnp.asarray(mask), jnp.asarray(ids)
-  return {"mask": mask, "query_segment_ids": ids, "key_segment_ids": ids}
-
-
 @pytest.mark.parametrize(
   ("size", "attend_current"), [(1.0, False), (30.0, False), (30.0, True)]
 )
 def test_values_and_gradients(size, attend_current):
   """Hidden keys may hold anything."""
-  qkv, call = draw(size=size), options()
+  qkv, call = draw(size=size), masked_segments(LENGTH)
   call["attend_current"] = attend_current
   spoiled = [x.copy() for x in qkv]
   for x in spoiled[1:]:

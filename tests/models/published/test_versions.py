@@ -1,6 +1,7 @@
 """Files of transformers 4 and 5 are the same models; no key is lost in silence."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -164,6 +165,15 @@ _ALL = {
 }
 
 
+@functools.cache
+def case_of(case):
+  """A file's content and the tensors beside it that are not copies of others."""
+  config, folder = _ALL[case]
+  family = FAMILIES[config["model_type"]]
+  tensors = weights.by_table_name(family, files.read_tensors(folder))
+  return config, frozenset(weights.without_copies(family, tensors))
+
+
 _SAME = {
   # Layers take them in turn.
   ("recurrent_gemma", "block_types"): 2 * ["recurrent", "attention"],
@@ -194,11 +204,7 @@ _SAME = {
 def test_no_key_is_lost(case):
   """A value that means something else changes the model, or is refused, or the key
   is on the list of those without effect, with the reason."""
-  config, folder = _ALL[case]
-  family = FAMILIES[config["model_type"]]
-  names = weights.without_copies(
-    family, weights.by_table_name(family, files.read_tensors(folder))
-  )
+  config, names = case_of(case)
   before, listed = description(config, names), without_effect(config)
   for key, other in altered(config):
     if key in listed or _SAME.get((case, key)) == other:
@@ -264,11 +270,7 @@ def _has_one_set(config):
 @pytest.mark.parametrize("case", [x for x in _ALL if _has_one_set(_ALL[x][0])])
 def test_rotary_positions_by_the_keys_of_version_4(case):
   """Each family reads both, though version 4 may not have it."""
-  config, folder = _ALL[case]
-  family = FAMILIES[config["model_type"]]
-  names = weights.without_copies(
-    family, weights.by_table_name(family, files.read_tensors(folder))
-  )
+  config, names = case_of(case)
   old = {x: y for x, y in config.items() if x != "rope_parameters"}
   scaling = dict(config["rope_parameters"])
   for name in ("rope_theta", "partial_rotary_factor"):
@@ -321,13 +323,12 @@ def _changes(config, names, key, value=...):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_key_is_away_from_its_default_in_some_case(name):
   """One whose logits `make test` compares; or no other value is read at all."""
-  family, without_a_case, shown = FAMILIES[name], {}, set(_SHOWN_ELSEWHERE)
+  without_a_case, shown = {}, set(_SHOWN_ELSEWHERE)
   shown |= _SHOWN_ELSEWHERE_IN.get(name, set())
-  for case, (config, folder) in _ALL.items():
+  for case, (config, _) in _ALL.items():
     if config["model_type"] != name:
       continue
-    tensors = weights.by_table_name(family, files.read_tensors(folder))
-    names = weights.without_copies(family, tensors)
+    names = case_of(case)[1]
     title = case.replace(f" {OLD}", "").replace(f" {NEW}", "")
     is_compared = title in (*USUAL, *equality.USUAL)
     for key in keys_read(config, names) - without_effect(config) - shown:
@@ -387,11 +388,8 @@ def _same_without(key, without, default, names):
 
 @pytest.mark.parametrize("case", [case for case in _ALL if OLD not in case])
 def test_a_key_that_a_file_lacks_has_the_default_of_transformers(case):
-  config, folder = _ALL[case]
+  config, names = case_of(case)
   family = FAMILIES[config["model_type"]]
-  names = weights.without_copies(
-    family, weights.by_table_name(family, files.read_tensors(folder))
-  )
   if "max_position_embeddings" in config:
     config = {**config, "max_position_embeddings": 2**20}  # As a window may be.
   skipped = without_effect(config) - keys_read(config, names) | {"per_layer"}
@@ -432,11 +430,7 @@ _OF_EACH_KIND += ("wav2vec2_conformer_relative",)
 @pytest.mark.parametrize("case", [x for x in _OF_EACH_KIND if x in FOLDERS])
 def test_parameters_of_every_layer_have_their_dtype(case):
   """Those of a mechanism are float32 whatever it is."""
-  config, folder = _ALL[case]
-  family = FAMILIES[config["model_type"]]
-  names = weights.without_copies(
-    family, weights.by_table_name(family, files.read_tensors(folder))
-  )
+  config, names = case_of(case)
   made, _ = read(config, names)
   changed = dataclasses.replace(made.config, param_dtype="bfloat16")
   model = load.make_model(made._replace(config=changed))
