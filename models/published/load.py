@@ -132,6 +132,7 @@ class Opened(NamedTuple):
     description: the model with its own mechanisms.
     tensors: tensors by their names in the family's table.
     kept: tensors that affect no output.
+    published: the model with the mechanisms of its family.
     left_out: whether a mechanism of the folder is missing in `description`.
   """
 
@@ -142,18 +143,34 @@ class Opened(NamedTuple):
   description: Description
   tensors: files.Tensors
   kept: Mapping[str, np.ndarray]
+  published: Description
   left_out: bool = False
 
   def pretrained(self, model: Any, variables: Any) -> Pretrained:
     """Combines a model and its variables with the other content of the folder."""
+    # Transformers needs the tensors of a mechanism that was replaced. Where a part of
+    # a shared tensor is lost too, the others are of no use.
+    names = self.spare(model)
+    if weights.loses_parts(self.family, make_model(self.published), model):
+      names = set()
+    spare = {name: self.tensors[name].read() for name in names}
+    weights.split_joined(self.family, spare)
+    if self.family.architectures[self.architecture] == "hidden":
+      spare = {n.removeprefix(self.family.prefix): x for n, x in spare.items()}
     return Pretrained(
       self.family.name,
       self.architecture,
       model,
       variables,
       self.hf_config,
-      self.kept,
+      {**self.kept, **spare},
     )
+
+  def spare(self, model: Any) -> set[str]:
+    """Returns the tensors of the family's mechanism that a model does not have."""
+    published = make_model(self.published)
+    names = weights.names(self.family, published)
+    return (names & {*self.tensors}) - weights.names(self.family, model)
 
 
 def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
@@ -206,6 +223,7 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     )
     make_model(description)  # It checks the sizes of mechanisms.
     own = keys.get(MECHANISMS)
+    published = description
     description, left_out = _with_mechanisms(description, own, replaced)
     shapes = {} if family.kept is None else family.kept(keys)
     keys.check(family.name, family.without_effect)
@@ -230,6 +248,7 @@ def _open_folder(folder: Path, replaced: Collection[str]) -> Opened:
     description,
     tensors,
     kept,
+    published,
     left_out,
   )
 
@@ -250,6 +269,7 @@ def read_variables(
   """
   key = jax.random.key(0) if key is None else key
   published = make_model(opened.description)
+  original = make_model(opened.published)
   tensors = opened.tensors
   if opened.left_out:
     names = {*weights.own_names(model)}
@@ -259,7 +279,7 @@ def read_variables(
       if name in names or not name.startswith(f"{MECHANISMS}/")
     }
   return weights.read(
-    opened.folder, opened.family, model, published, tensors, key
+    opened.folder, opened.family, model, published, original, tensors, key
   )
 
 

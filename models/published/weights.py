@@ -67,6 +67,7 @@ def read(
   family: Family,
   model: Any,
   published: Any,
+  original: Any,
   tensors: files.Tensors,
   key: Array,
 ) -> dict[str, Any]:
@@ -77,6 +78,7 @@ def read(
     family: family of the model.
     model: the model, whose mechanisms may differ from those of the tensors.
     published: the same model with the mechanisms of the tensors.
+    original: the same model with the mechanisms of its family.
     tensors: tensors by their names in the family's table.
     key: initializes a mechanism's own variables that the tensors do not have.
 
@@ -92,7 +94,7 @@ def read(
     ) from None
   # Tensors of a replaced mechanism are known but not needed.
   known = {row.theirs for row in _rows(family, published)}
-  known |= {*family.buffers(published.config)}
+  known |= names(family, original) | {*family.buffers(published.config)}
   copies, kept = dict(family.copies), without_copies(family, tensors)
   arrays: dict[str, Array] = {}
   stacks: dict[str, np.ndarray] = {}
@@ -226,6 +228,24 @@ def _rows(family: Family, model: Any) -> Iterator[Row]:
   yield from active(family.rows(model.config), shapes)
   for path, name in zip(shapes, own_names(model), strict=True):
     yield Row(name, (path,), SAME)
+
+
+def names(family: Family, model: Any) -> set[str]:
+  """Returns the names of a model's tensors in the family's table."""
+  return {
+    row.theirs for row in active(family.rows(model.config), _shapes(model))
+  }
+
+
+def loses_parts(family: Family, published: Any, model: Any) -> bool:
+  """Whether a model has only a part of a tensor of the published one."""
+  shapes, theirs = _shapes(model), names(family, model)
+  full = _shapes(published)
+  return any(
+    row.theirs in theirs and x in full and x not in shapes
+    for row in active(family.rows(published.config), full)
+    for x in row.ours
+  )
 
 
 def own_names(model: Any) -> list[str]:

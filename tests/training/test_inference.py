@@ -98,6 +98,17 @@ def test_every_stretch_draws_anew(run, variables):
   assert len(set(halves)) > 1
 
 
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_line_has_the_same_beams_beside_a_full_one(run, variables, length):
+  options = {"method": "beam", "beam_size": 3, "max_length": length}
+  lines = ["the", "on", "c", "t m", "sa"]
+  alone = generation.generate_lines(run, variables, lines, **options)
+  beside = generation.generate_lines(
+    run, variables, [*lines, "on the m"], **options
+  )
+  assert beside[:-1] == alone
+
+
 def test_a_row_ends_where_it_ends(run, variables):
   """A model that writes nothing but the end is asked once."""
   asked = []

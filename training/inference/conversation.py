@@ -99,7 +99,7 @@ class Conversation:
             ),
             "prompt_length": np.array([len(prompt)], np.int32),
           },
-          max_length=min(room, length),
+          max_length=min(room, length - len(answer)),
           rng=jax.random.fold_in(key, len(answer)),
           **self._options,
         )

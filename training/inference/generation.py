@@ -286,10 +286,10 @@ def _generate_contexts(
   texts, start = prompts, prompts.shape[1]
   for index in itertools.count():
     rows, length = prompts.shape
-    # Always up to the end of the context, so that few shapes are compiled.
+    # Beam search would prefer another hypothesis if it could go on longer.
     tokens = generate(
       _prompts(prompts, [length] * rows),
-      context - length + 1,
+      min(context - length + 1, max_length - texts.shape[1] + start),
       jax.random.fold_in(rng, index),
     )
     texts = np.concatenate([texts, np.asarray(tokens)], axis=1)

@@ -527,6 +527,17 @@ def test_another_mechanism_is_saved_with_its_variables(tmp_path):
     models.load_pretrained(tmp_path)
 
 
+def test_tensors_of_a_replaced_mechanism_stay_in_the_folder(tmp_path):
+  """Transformers reads the folder with its own attention, which has sinks."""
+  p = models.load_pretrained(FOLDERS["gpt_oss"], attention=PERFORMER)
+  for folder in (tmp_path / "once", tmp_path / "twice"):
+    models.save_pretrained(folder, p)
+    written = load_file(folder / "model.safetensors")
+    for name, x in load_file(FOLDERS["gpt_oss"] / "model.safetensors").items():
+      np.testing.assert_array_equal(written[name], x, name)
+    p = models.load_pretrained(folder)
+
+
 def test_what_replaces_a_recurrence_takes_nothing_of_its_own(tmp_path):
   """The projections are the folder's; a variable of the same name is drawn."""
 
