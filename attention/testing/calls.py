@@ -14,7 +14,8 @@ class Case(NamedTuple):
 
   Options have the names of `supports`. Other options are 'scale', 'global_qkv', the
   single tables of 'relative', 'relative_keys_by_head', 'relative_queries_by_head',
-  'sinks_by_query' and 'mask_of_all_examples'. The sizes are T, S (None is T), K, V, B, N and H.
+  'sinks_by_query', 'bias_by_example', 'mask_of_all_examples' and
+  'full_mask_of_all_heads'. The sizes are T, S (None is T), K, V, B, N and H.
   """
 
   options: tuple[str, ...] = ()
@@ -41,7 +42,10 @@ class Case(NamedTuple):
   def limited(self, supports: Collection[str]) -> "Case":
     """Returns the case without options that a mechanism does not support."""
     known = {"scale", *supports}
-    options = [x for x in self.options if {x, x.split("_")[0]} & known]
+    # 'bias_by_example' is a form of 'bias'.
+    options = [
+      x for x in self.options if any(f"{x}_".startswith(f"{y}_") for y in known)
+    ]
     return self._replace(options=tuple(options))
 
   def __str__(self) -> str:
@@ -78,11 +82,15 @@ class Case(NamedTuple):
       "mask": lambda: {"mask": rng.random((B, 1, 1, S)) < 0.7},
       "mask_of_all_examples": lambda: {"mask": rng.random((1, 1, 1, S)) < 0.7},
       "full_mask": lambda: {"mask": rng.random((B, N, T, S)) < 0.5},
+      "full_mask_of_all_heads": lambda: {
+        "mask": rng.random((B, 1, T, S)) < 0.5
+      },
       "segments": lambda: {
         "query_segment_ids": segments(T),
         "key_segment_ids": segments(S),
       },
       "bias": lambda: {"bias": normal(1, N, T, S)},
+      "bias_by_example": lambda: {"bias": normal(B, 1, T, S)},
       "relative_bias": lambda: {"relative_bias": normal(N, 7)},
       "relative_keys": lambda: {"relative_keys": normal(9, H)},
       "relative_keys_by_head": lambda: {"relative_keys": normal(N, 9, H)},

@@ -180,20 +180,27 @@ def decoding_from_gathered_caches(mechanism: Mechanism) -> None:
 def decoding_from_a_prompt(mechanism: Mechanism) -> None:
   """`prefill` must fill the cache as decoding position by position does.
 
-  The examples have prompts of different lengths, padded with NaN.
+  The examples have prompts of different lengths, also of 0, padded with NaN. The arrays
+  of the cache keep their shapes and dtypes, in bfloat16 as well.
   """
   variables, empty, qkv, _ = _start(mechanism)
   expected = _causal(mechanism, variables, qkv)
   prefill = jax.jit(mechanism.decoder("prefill"))
-  for lengths in (np.array([1, 8]), np.array([7, 3])):
+  kinds = functools.partial(jax.tree.map, lambda x: (x.shape, x.dtype))
+  for lengths in (np.array([0, 8]), np.array([7, 1])):
     beyond = np.arange(8) >= lengths[:, None]
     prompt = [np.where(beyond[..., None, None], np.nan, x[:, :8]) for x in qkv]
     prompt = mechanism.three([x.astype(np.float32) for x in prompt])
     cache = prefill(variables, empty, *prompt, lengths)
-    require(
-      jax.tree.map(jnp.shape, cache) == jax.tree.map(jnp.shape, empty),
-      "the shapes of the cache that prefill returns differ from those that it got",
-    )
+    half = _start(mechanism, dtype=jnp.bfloat16)[1]
+    halves = mechanism.three([x[:, :8].astype(jnp.bfloat16) for x in qkv])
+    filled = jax.eval_shape(prefill, variables, half, *halves, lengths)
+    for got, given in ((cache, empty), (filled, half)):
+      require(
+        kinds(got) == kinds(given),
+        "the shapes and dtypes of the cache that prefill returns, "
+        f"{kinds(got)}, differ from those that it got, {kinds(given)}",
+      )
     at = (lengths[:, None] + np.arange(4))[..., None, None]
     rest = [np.take_along_axis(x, at, axis=1) for x in qkv]
     out, _ = _steps(mechanism, variables, cache, rest)

@@ -1,6 +1,7 @@
 """Laws of values: calls equal the definition, in values and gradients."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,20 +30,24 @@ from attention.weights import attention_weights
 # Options that a mechanism does not support are omitted from a call. Each option is
 # combined with several others in both directions, with few programs to compile.
 _CASES = {
-  "plain": Case(num_kv_heads=4),
+  # Without scale, so that the default scale has to come from H, not from V.
+  "plain": Case(num_kv_heads=4, value_dim=5),
   "options": Case(
     ("mask", "scale", "segments", "bias", "relative_bias", "sinks"),
     num_kv_heads=1,
     value_dim=5,
   ),
-  "more_options": Case(("full_mask", "relative", "logits_soft_cap")),
+  "more_options": Case(
+    ("full_mask_of_all_heads", "relative", "logits_soft_cap")
+  ),
   # Without tables, the laws of masks share this program.
   "causal": Case(
     ("causal", "mask", "segments", "relative", "log_forget"), batch=8
   ),
   "causal_options": Case(
     (
-      *("causal", "full_mask", "scale", "segments", "bias", "sinks_by_query"),
+      *("causal", "full_mask", "scale", "segments", "bias_by_example"),
+      "sinks_by_query",
       *("relative_bias", "relative_keys_by_head", "logits_soft_cap"),
       "relative_queries_by_head",
     ),
@@ -88,8 +93,11 @@ def value_and_gradient(mechanism: Mechanism, case: Case) -> None:
     raise AssertionError(f"{case}: {error}") from error
 
 
-def _equals_the_definition(mechanism: Mechanism, case: Case) -> None:
+def _equals_the_definition(
+  mechanism: Mechanism, case: Case, **functions: Any
+) -> None:
   qkv, call = mechanism.draw(case)
+  call |= functions
   variables = mechanism.variables(case.dims)
   trained, others, flags = separate(mechanism, variables, qkv, call)
   rng = np.random.default_rng(1)
@@ -211,6 +219,28 @@ def bfloat16(mechanism: Mechanism) -> None:
     assert_close(out, expected, 2e-2 if may_round else tolerance, name)
 
 
+@law(every_setting=False)
+def float16(mechanism: Mechanism) -> None:
+  """Inputs in float16 must give float16 within 1e-2 of the definition.
+
+  Logits beyond 65,504, the largest float16, must give finite results: compute logits in
+  float32, and do not mask them by a number that overflows, such as -1e30.
+  """
+  is_causal = mechanism.directions[-1]
+  qkv, call = mechanism.draw(mechanism.limited(Case(("mask",))))
+  qkv = [x.astype(np.float16) for x in qkv]
+  flags = {"is_causal": True} if is_causal else {}
+  variables = mechanism.variables(Case().dims)
+  run = forward(mechanism, is_causal)
+  out = run(qkv, **call)
+  require(out.dtype == np.float16, f"the result is {out.dtype}, not float16")
+  assert_close(out, mechanism.define(variables, qkv, **call, **flags), 1e-2)
+  if mechanism.bounded:
+    large = [np.float16(300) * x for x in qkv[:-1]]
+    out = run([*large, qkv[-1]], **call)
+    require(np.isfinite(out).all(), "large logits give no finite result")
+
+
 @law("value_heads", every_setting=False)
 def values_of_more_heads(mechanism: Mechanism) -> None:
   """Neighbouring heads of values must share each head of queries and keys.
@@ -236,18 +266,16 @@ def values_of_more_heads(mechanism: Mechanism) -> None:
 def mods(mechanism: Mechanism) -> None:
   """`apply` with score_mod and mask_mod must equal the definition within 1e-5.
 
-  The functions get the indices of the example, the head, the query and the key, and the
-  score gets them before masks.
+  This holds for values and gradients, in both directions. The functions get the indices
+  of the example, the head, the query and the key, and the score gets them before masks.
   """
-  qkv, _ = mechanism.draw(Case())
-  variables = mechanism.variables(Case().dims)
-  call = {
-    "is_causal": mechanism.directions[0],
-    "score_mod": lambda x, b, n, t, s: x * (1.0 + 0.5 * b) - 0.2 * n * (t - s),
-    "mask_mod": lambda b, n, t, s: (t - s + n + b) % 3 != 1,
-  }
-  out = jax.jit(lambda *qkv: mechanism.apply(variables, qkv, **call))(*qkv)
-  assert_close(out, mechanism.define(variables, qkv, **call), 1e-5)
+  for is_causal in mechanism.directions:
+    _equals_the_definition(
+      mechanism,
+      Case(("causal",) if is_causal else ()),
+      score_mod=lambda x, b, n, t, s: x * (1 + 0.5 * b) - 0.2 * n * (t - s),
+      mask_mod=lambda b, n, t, s: (t - s + n + b) % 3 != 1,
+    )
 
 
 @law("dropout", every_setting=False)
@@ -255,25 +283,55 @@ def dropout(mechanism: Mechanism) -> None:
   """Dropout must zero the given fraction of the weights, and scale up the others.
 
   The others are divided by 1 − dropout_rate. Another dropout_rng must drop other
-  weights.
+  weights, and so must other examples, heads and queries. A rate of 0 must drop none. The
+  gradient must have the dropped weights of the result.
   """
   is_causal = mechanism.directions[-1]
   qkv, _ = mechanism.draw(mechanism.limited(Case(batch=8)))
-  query, key, _ = mechanism.three(qkv)
+  query, key, value = mechanism.three(qkv)
   apply = partial(mechanism.record.apply, mechanism.variables(Case().dims))
 
   @partial(jax.jit, static_argnums=2)
   def weights(qk, seed, rate):
-    call = {"is_causal": is_causal, "dropout_rate": rate}
-    rng = jax.random.key(seed)
-    return attention_weights(apply, *qk, **call, dropout_rng=rng)
+    call = {"is_causal": is_causal}
+    if rate is not None:
+      call |= {"dropout_rate": rate, "dropout_rng": jax.random.key(seed)}
+    return attention_weights(apply, *qk, **call)
 
-  whole, dropped, other = (
+  whole, kept, dropped, other = (
     np.asarray(weights((query, key), seed, rate), np.float64)
-    for seed, rate in ((0, 0.0), (0, 0.4), (1, 0.4))
+    for seed, rate in ((0, None), (0, 0.0), (0, 0.4), (1, 0.4))
   )
+  assert_close(kept, whole, 1e-6, "the weights for dropout_rate=0.0")
   require(
     (dropped != other).any(), "another dropout_rng drops the same weights"
+  )
+  ratio = np.divide(dropped, whole, out=np.zeros_like(whole), where=whole != 0)
+  for axis, name in enumerate(("examples", "heads", "queries")):
+    # Neighbours that have weights of the same keys.
+    one, two = (np.moveaxis(x, axis, 0) for x in (ratio, whole))
+    both = (two[1:] != 0) & (two[:-1] != 0)
+    require(
+      not np.allclose(one[1:][both], one[:-1][both], 1e-3),
+      f"two {name} drop the same weights",
+    )
+
+  @jax.jit
+  def result_and_gradient(value):
+    call = {"is_causal": is_causal, "dropout_rate": 0.4}
+    rng = jax.random.key(0)
+    return jax.value_and_grad(
+      lambda x: apply(query, key, x, **call, dropout_rng=rng).sum()
+    )(value)
+
+  # The result is linear in the values.
+  total, gradient = result_and_gradient(value)
+  product = np.float64(gradient * value).sum()
+  error = abs(product - total) / np.abs(gradient * value).sum()
+  require(
+    error < 1e-5,
+    f"the gradient of the values times the values is {product:.6g}, expected the "
+    f"sum of the results, {total:.6g}",
   )
   sums = dropped.sum() / whole.sum()
   require(

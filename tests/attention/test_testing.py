@@ -81,6 +81,65 @@ def stopped(variables, query, key, value, **call):
   return dense_attention(query, jax.lax.stop_gradient(key), value, **call)
 
 
+def in_float16(variables, query, key, value, **call):
+  """Its logits overflow in the dtype of the inputs."""
+  keys = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
+  logits = jnp.einsum("btnh,bsnh->bnts", query, keys)
+  return dense_attention(query, key, value, **call) + 0 * jnp.max(logits)
+
+
+def same_for_all_heads(
+  variables, query, key, value, *, dropout_rate=0.0, dropout_rng=None, **call
+):
+  weights = attention_weights(dense_attention, query, key, **call)
+  if dropout_rate:
+    shape = len(query), 1, *weights.shape[2:]
+    keep = jax.random.bernoulli(dropout_rng, 1 - dropout_rate, shape)
+    weights *= keep / (1 - dropout_rate)
+  value = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
+  return jnp.einsum("bnts,bsnv->btnv", weights, value)
+
+
+def with_gradient_of(change):
+  """Results of the call, with the gradient of `change(call)`."""
+
+  def apply(variables, *qkv, **call):
+    out = jax.lax.stop_gradient(dense_attention(*qkv, **call))
+    other = dense_attention(*qkv, **change(call))
+    return out + (other - jax.lax.stop_gradient(other))
+
+  return changed(apply=apply)
+
+
+def at_least_one(variables, cache, query, key, value, lengths=None):
+  if lengths is not None:
+    lengths = jnp.maximum(lengths, 1)
+  return dense().prefill(variables, cache, query, key, value, lengths)
+
+
+def into_float32(*args):
+  cache = dense().prefill(*args)
+  return jax.tree.map(
+    lambda x: (
+      x.astype(jnp.promote_types(x.dtype, jnp.float32))
+      if jnp.issubdtype(x.dtype, jnp.floating)
+      else x
+    ),
+    cache,
+  )
+
+
+def scaled_by_values(variables, query, key, value, *, scale=None, **call):
+  scale = value.shape[-1] ** -0.5 if scale is None else scale
+  return dense_attention(query, key, value, scale=scale, **call)
+
+
+def without_masks_of_all_heads(call):
+  mask = call.get("mask")
+  ignored = mask is not None and mask.shape[1] == 1 < mask.shape[2]
+  return call | ({"mask": None} if ignored else {})
+
+
 HIDDEN = "nan at masked positions changes the result"
 MISTAKES = {
   "mask": (
@@ -132,7 +191,9 @@ MISTAKES = {
     ("dropout", "another dropout_rng drops the same weights"),
   ),
   "half of the dropout": (
-    applying(lambda call: call | {"dropout_rate": call["dropout_rate"] / 4}),
+    applying(
+      lambda call: call | {"dropout_rate": call.get("dropout_rate", 0.0) / 4}
+    ),
     ("dropout", "expected"),
   ),
   "mods": (
@@ -148,6 +209,52 @@ MISTAKES = {
       lambda call: call | ({"mask": None} if len(call["mask"]) == 1 else {})
     ),
     ("value_and_gradient[causal_cross]", "is off by"),
+  ),
+  "mask of all heads": (
+    applying(without_masks_of_all_heads),
+    ("value_and_gradient[more_options]", "is off by"),
+  ),
+  "bias of one example": (
+    applying(
+      lambda call: call | ({"bias": call["bias"][:1]} if "bias" in call else {})
+    ),
+    ("value_and_gradient[causal_options]", "is off by"),
+  ),
+  "default scale": (
+    changed(apply=scaled_by_values),
+    ("value_and_gradient[plain]", "is off by"),
+  ),
+  "float16": (
+    changed(apply=in_float16),
+    ("float16", "no finite result"),
+  ),
+  "gradient of mods": (
+    with_gradient_of(lambda call: call | {"score_mod": None}),
+    ("mods", "gradient of"),
+  ),
+  "dropout of heads": (
+    changed(apply=same_for_all_heads),
+    ("dropout", "two heads drop the same weights"),
+  ),
+  "gradient of dropout": (
+    with_gradient_of(lambda call: call | {"dropout_rate": 0.0}),
+    ("dropout", "the gradient of the values"),
+  ),
+  "dropout at a rate of 0": (
+    applying(
+      lambda call: (
+        call | ({"dropout_rate": 0.4} if "dropout_rng" in call else {})
+      )
+    ),
+    ("dropout", "the weights for dropout_rate=0.0"),
+  ),
+  "empty prompt": (
+    changed(prefill=at_least_one),
+    ("decoding_from_a_prompt", "is off by|is not finite"),
+  ),
+  "dtype of the cache": (
+    changed(prefill=into_float32),
+    ("decoding_from_a_prompt", "shapes and dtypes of the cache"),
   ),
   "digits": (
     changed(apply=in_half_precision),
