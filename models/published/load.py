@@ -148,11 +148,7 @@ class Opened(NamedTuple):
 
   def pretrained(self, model: Any, variables: Any) -> Pretrained:
     """Combines a model and its variables with the other content of the folder."""
-    # Transformers needs the tensors of a mechanism that was replaced. Where a part of
-    # a shared tensor is lost too, the others are of no use.
-    names = self.spare(model)
-    if weights.loses_parts(self.family, make_model(self.published), model):
-      names = set()
+    names = self._spare_names(model)
     spare = {name: self.tensors[name].read() for name in names}
     weights.split_joined(self.family, spare)
     if self.family.architectures[self.architecture] == "hidden":
@@ -166,11 +162,17 @@ class Opened(NamedTuple):
       {**self.kept, **spare},
     )
 
-  def spare(self, model: Any) -> set[str]:
-    """Returns the tensors of the family's mechanism that a model does not have."""
+  def _spare_names(self, model: Any) -> list[str]:
+    """The tensors of the family's mechanism that a model does not have.
+
+    Transformers needs them. Where a part of a shared tensor is lost too, the others are
+    of no use, and there are none.
+    """
     published = make_model(self.published)
-    names = weights.names(self.family, published)
-    return (names & {*self.tensors}) - weights.names(self.family, model)
+    if weights.loses_parts(self.family, published, model):
+      return []
+    names = weights.names(self.family, published) & {*self.tensors}
+    return sorted(names - weights.names(self.family, model))
 
 
 def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:
