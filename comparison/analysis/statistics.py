@@ -149,15 +149,12 @@ def _pairs(
   rows = len(values)
   i, j = np.triu_indices(rows, 1)
   i, j = (i, j) if all_pairs else (i[i == 0], j[i == 0])
-  # Differences that vary only by rounding are recognized in this unit.
-  unit = np.nanmax(np.abs(values), initial=0.0) or 1.0
-  values = values / unit
-  *_, p = _paired_t_test(values[j] - values[i])
+  *_, p = _paired_t_test(values[i], values[j])
   p_values = np.array([math.nan, *holm(p.tolist())[: rows - 1]])
   # Bonferroni's correction, because Holm's gives no intervals.
   level = 1 - (1 - LEVEL) / max(len(i), 1)
-  *interval, _ = _paired_t_test(values - values[0], level)
-  difference, low, high = unit * np.array(interval)
+  first = np.broadcast_to(values[0], values.shape)
+  difference, low, high, _ = _paired_t_test(first, values, level)
   family = "all pairs of rows" if all_pairs else "the other rows"
   test = f"Student's t-test paired by seed, Holm's correction over {family}"
   test += f" ({reason})" if reason else ""
@@ -165,16 +162,24 @@ def _pairs(
 
 
 def _paired_t_test(
-  differences: np.ndarray, level: float = LEVEL
+  first: np.ndarray, second: np.ndarray, level: float = LEVEL
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Student's test that the means of differences [P, S] are 0, without missing seeds.
+  """Student's test that the means of P pairs of rows are equal, without missing seeds.
 
-  The differences are of values of at most 1.
+  A pair whose differences vary only by rounding has no p-value.
+
+  Args:
+    first: [P, S], NaN where a row lacks a seed.
+    second: [P, S]; the differences are `second - first`.
+    level: coverage of the intervals.
 
   Returns:
     Means, both ends of their intervals, and p-values, each [P].
   """
+  differences = second - first
   present = ~np.isnan(differences)
+  sizes = np.where(present, np.maximum(np.abs(first), np.abs(second)), 0.0)
+  rounding = _EPSILON * sizes.max(axis=1)
   count = present.sum(axis=1)
   with np.errstate(invalid="ignore", divide="ignore"):
     mean = np.where(present, differences, 0.0).sum(axis=1) / count
@@ -182,7 +187,7 @@ def _paired_t_test(
       axis=1
     )
     error = np.sqrt(squares / (count - 1) / count)
-    error[(count < FEWEST) | ~(error > _EPSILON)] = math.nan
+    error[(count < FEWEST) | ~(error > rounding)] = math.nan
     half = error * stats.t.ppf((1 + level) / 2, count - 1)
     p_values = 2 * stats.t.sf(np.abs(mean) / error, count - 1)
   return mean, mean - half, mean + half, p_values

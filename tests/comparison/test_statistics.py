@@ -190,6 +190,19 @@ def test_tests_do_not_depend_on_the_unit_of_a_metric(unit):
   assert found[1] == 2 / 16
 
 
+@pytest.mark.parametrize("diverged", [1e3, 1e13])
+def test_a_diverged_row_does_not_change_the_test_of_another(diverged):
+  values = np.array(
+    [[0.1, 0.2, 0.4, 0.3], [0.2, 0.5, 0.6, 0.5], [1.0, 3, 2, 5]]
+  )
+  values[2] *= diverged
+  t = stats.ttest_rel(values[1], values[0])
+  found = statistics.compare_with_reference(values)
+  # Holm's correction doubles the smaller of two p-values.
+  assert found.p_values[1] == pytest.approx(2 * t.pvalue)
+  assert found.difference[1] == pytest.approx(0.2)
+
+
 def shuffled_by_hand(values, threshold, all_pairs=True):
   """p of `p_by_shuffles` in plain Python, for a table without gaps."""
   rows, seeds = range(len(values)), range(len(values[0]))
