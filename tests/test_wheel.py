@@ -74,7 +74,7 @@ def test_few_modules_are_imported():
     check=True,
   )
   modules = result.stdout.split()
-  assert len(modules) <= 84
+  assert len(modules) <= 83
   assert "attention.definitions" not in modules
   assert "attention.testing" not in modules
 
