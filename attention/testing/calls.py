@@ -14,8 +14,7 @@ class Case(NamedTuple):
 
   Options have the names of `supports`. Other options are 'scale', 'global_qkv', the
   single tables of 'relative', 'relative_keys_by_head', 'relative_queries_by_head',
-  'sinks_by_query', 'bias_by_example', 'mask_of_all_examples' and
-  'full_mask_of_all_heads'. The sizes are T, S (None is T), K, V, B, N and H.
+  'sinks_by_query', 'bias_by_example' and 'mask_of_all_examples'. The sizes are T, S (None is T), K, V, B, N and H.
   """
 
   options: tuple[str, ...] = ()
@@ -82,15 +81,12 @@ class Case(NamedTuple):
       "mask": lambda: {"mask": rng.random((B, 1, 1, S)) < 0.7},
       "mask_of_all_examples": lambda: {"mask": rng.random((1, 1, 1, S)) < 0.7},
       "full_mask": lambda: {"mask": rng.random((B, N, T, S)) < 0.5},
-      "full_mask_of_all_heads": lambda: {
-        "mask": rng.random((B, 1, T, S)) < 0.5
-      },
       "segments": lambda: {
         "query_segment_ids": segments(T),
         "key_segment_ids": segments(S),
       },
       "bias": lambda: {"bias": normal(1, N, T, S)},
-      "bias_by_example": lambda: {"bias": normal(B, 1, T, S)},
+      "bias_by_example": lambda: {"bias": normal(B, N, T, S)},
       "relative_bias": lambda: {"relative_bias": normal(N, 7)},
       "relative_keys": lambda: {"relative_keys": normal(9, H)},
       "relative_keys_by_head": lambda: {"relative_keys": normal(N, 9, H)},

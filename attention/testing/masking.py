@@ -134,7 +134,8 @@ def hidden_positions_may_hold_anything(
 def hidden_from_every_query(mechanism: Mechanism, is_causal: bool) -> None:
   """A key that a full mask hides from every query must not affect any result.
 
-  This holds also for a full mask with one row for all queries, as for a key mask.
+  This holds also for a full mask with one row for all queries, as for a key mask. A mask
+  of all heads must give the results of the same mask for each head.
   """
   qkv, call = mechanism.draw_masked()
   masked, gates = np.arange(13) % 4 == 1, mechanism.gates(qkv)
@@ -152,6 +153,11 @@ def hidden_from_every_query(mechanism: Mechanism, is_causal: bool) -> None:
     call |= {k: _fill(x, np.s_[:, masked], np.nan) for k, x in keys.items()}
     got = _all_results(mechanism, is_causal, padded, call)
     _compare(got, expected, np.nan, np.broadcast_to(masked, (8, 13)), keys)
+  # `expected` has the last mask, which is one for all heads.
+  call |= {"mask": np.repeat(mask, 4, axis=1), **gates}
+  by_head = _all_results(mechanism, is_causal, qkv, call)
+  for name, x in by_head.items():
+    assert_close(expected[name], x, 1e-5, f"with a mask of all heads, {name}")
 
 
 def _fill(x: Any, where: Any, content: float) -> np.ndarray:

@@ -37,9 +37,7 @@ _CASES = {
     num_kv_heads=1,
     value_dim=5,
   ),
-  "more_options": Case(
-    ("full_mask_of_all_heads", "relative", "logits_soft_cap")
-  ),
+  "more_options": Case(("full_mask", "relative", "logits_soft_cap")),
   # Without tables, the laws of masks share this program.
   "causal": Case(
     ("causal", "mask", "segments", "relative", "log_forget"), batch=8

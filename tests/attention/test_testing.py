@@ -134,10 +134,10 @@ def scaled_by_values(variables, query, key, value, *, scale=None, **call):
   return dense_attention(query, key, value, scale=scale, **call)
 
 
-def without_masks_of_all_heads(call):
+def masked_as_the_first_example(call):
   mask = call.get("mask")
-  ignored = mask is not None and mask.shape[1] == 1 < mask.shape[2]
-  return call | ({"mask": None} if ignored else {})
+  is_of_all_heads = mask is not None and mask.shape[1] == 1 < mask.shape[2]
+  return call | ({"mask": mask[:1]} if is_of_all_heads else {})
 
 
 HIDDEN = "nan at masked positions changes the result"
@@ -211,8 +211,8 @@ MISTAKES = {
     ("value_and_gradient[causal_cross]", "is off by"),
   ),
   "mask of all heads": (
-    applying(without_masks_of_all_heads),
-    ("value_and_gradient[more_options]", "is off by"),
+    applying(masked_as_the_first_example),
+    ("hidden_from_every_query", "with a mask of all heads, .* is off by"),
   ),
   "bias of one example": (
     applying(
