@@ -148,8 +148,9 @@ class Opened(NamedTuple):
 
   def pretrained(self, model: Any, variables: Any) -> Pretrained:
     """Combines a model and its variables with the other content of the folder."""
-    names = self._spare_names(model)
-    spare = {name: self.tensors[name].read() for name in names}
+    # Transformers needs the tensors of a mechanism that was replaced.
+    names = weights.spare_names(self.family, make_model(self.published), model)
+    spare = {x: self.tensors[x].read() for x in names if x in self.tensors}
     weights.split_joined(self.family, spare)
     if self.family.architectures[self.architecture] == "hidden":
       spare = {n.removeprefix(self.family.prefix): x for n, x in spare.items()}
@@ -161,18 +162,6 @@ class Opened(NamedTuple):
       self.hf_config,
       {**self.kept, **spare},
     )
-
-  def _spare_names(self, model: Any) -> list[str]:
-    """The tensors of the family's mechanism that a model does not have.
-
-    Transformers needs them. Where a part of a shared tensor is lost too, the others are
-    of no use, and there are none.
-    """
-    published = make_model(self.published)
-    if weights.loses_parts(self.family, published, model):
-      return []
-    names = weights.names(self.family, published) & {*self.tensors}
-    return sorted(names - weights.names(self.family, model))
 
 
 def open_folder(folder: Path, replaced: Collection[str] = ()) -> Opened:

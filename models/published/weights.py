@@ -237,15 +237,21 @@ def names(family: Family, model: Any) -> set[str]:
   }
 
 
-def loses_parts(family: Family, published: Any, model: Any) -> bool:
-  """Whether a model has only a part of a tensor of the published one."""
-  shapes, theirs = _shapes(model), names(family, model)
-  full = _shapes(published)
-  return any(
-    row.theirs in theirs and x in full and x not in shapes
-    for row in active(family.rows(published.config), full)
+def spare_names(family: Family, published: Any, model: Any) -> list[str]:
+  """Returns the names of a published model's tensors that a model does not have.
+
+  If the model has only a part of one of the tensors, there are none, because the others
+  are of no use without it.
+  """
+  full, shapes = _shapes(published), _shapes(model)
+  kept = names(family, model)
+  rows = [*active(family.rows(published.config), full)]
+  has_part = any(
+    row.theirs in kept and x in full and x not in shapes
+    for row in rows
     for x in row.ours
   )
+  return [row.theirs for row in rows if not (has_part or row.theirs in kept)]
 
 
 def own_names(model: Any) -> list[str]:
