@@ -20,9 +20,9 @@ _ALWAYS_TRAINED = 100
 def held_out(numbers: np.ndarray) -> np.ndarray:
   """Returns whether each number [n] is held out of training, by a hash.
 
-  The hash is SplitMix64, so a number is in the same split for all sizes of the
-  splits. Numbers below 100 are always trained, because a
-  word such as "zero" occurs in no other number.
+  The hash is SplitMix64, so a number is in the same split for all sizes of the splits.
+  Numbers below 100 are always trained, because a word such as "zero" occurs in no other
+  number.
   """
   x = splitmix64(numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
   return (x % np.uint64(_HELD_OUT) == 0) & (numbers >= _ALWAYS_TRAINED)

@@ -242,12 +242,17 @@ def _costs(
     for layer in description.config.layers("decoder_attention")
   )
   if decodes:
-    longest = max(2 * source.context, description.max_length)
-    model = load.make_model(description._replace(max_length=longest))
+    model = _model(description, 2 * source.context)
     sizes = [costs.cache_bytes(model, n * source.context) or 0 for n in (1, 2)]
     record["cache_bytes"] = sizes[0]
     record["cache_token_bytes"] = (sizes[1] - sizes[0]) / source.context
   return record
+
+
+def _model(description: Description, length: int) -> Transformer:
+  """Returns the model, for sequences of at least `length` tokens."""
+  longest = max(length, description.max_length)
+  return load.make_model(description._replace(max_length=longest))
 
 
 def _step_cost(
@@ -258,8 +263,7 @@ def _step_cost(
   rows: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
   """Measures time and memory of a training step, with random weights."""
-  longest = max(length, description.max_length)
-  model = load.make_model(description._replace(max_length=longest))
+  model = _model(description, length)
   optimizer = OptimizerConfig(learning_rate=settings.finetune_rate)
   config = TrainConfig(
     num_steps=1, batch_size=settings.batch_size, optimizer=optimizer

@@ -155,12 +155,12 @@ def test_a_run_is_weights_too(config, tmp_path):
   experiment.create(experiment_config.parse(config)).init()
 
 
-def with_template(folder, before, **sections):
-  """A copy of GPT-2 whose tokenizer puts ids before a text."""
+def with_template(folder, before, case="gpt2", **sections):
+  """A copy of a small decoder whose tokenizer puts ids before a text."""
   import tokenizers
 
   for name in ("config.json", "model.safetensors"):
-    shutil.copy(FOLDERS["gpt2"] / name, folder)
+    shutil.copy(FOLDERS[case] / name, folder)
   vocabulary = {f"w{i}": i for i in range(60)} | {"<|endoftext|>": 60}
   save_tokenizer(folder, vocabulary, "w0")
   file = folder / "tokenizer.json"
@@ -213,13 +213,8 @@ def test_a_prompt_begins_as_the_tokenizer_says(tmp_path):
 
 @pytest.mark.parametrize(("longest", "context"), [(1000, 1000), (2000, 1024)])
 def test_a_context_has_at_most_1024_tokens(tmp_path, longest, context):
-  for name in ("config.json", "model.safetensors"):
-    shutil.copy(FOLDERS["llama"] / name, tmp_path)
-  config = json.loads((tmp_path / "config.json").read_text())
-  config["max_position_embeddings"] = longest
-  (tmp_path / "config.json").write_text(json.dumps(config))
-  vocabulary = {f"w{i}": i for i in range(60)} | {"<|endoftext|>": 60}
-  save_tokenizer(tmp_path, vocabulary, "w0")
+  sizes = {"max_position_embeddings": longest}
+  with_template(tmp_path, "w7", "llama", config=sizes)
   run, _ = published.open_weights(tmp_path)
   assert run.task.max_target_length == context
 

@@ -106,7 +106,6 @@ class Conversation:
       except ValueError as error:  # The method does not support an option.
         raise ConfigError(str(error)) from error
       answer += np.asarray(output.tokens)[0].tolist()
-    answer = answer[:length]
     indices = (i for i, token in enumerate(answer) if token in ends)
     answer = answer[: next(indices, length)]
     self._text = [*text, *answer]

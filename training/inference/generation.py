@@ -286,20 +286,21 @@ def _generate_contexts(
   texts, start = prompts, prompts.shape[1]
   for index in itertools.count():
     rows, length = prompts.shape
+    remaining = max_length - (texts.shape[1] - start)
     # Beam search would prefer another hypothesis if it could go on longer.
     tokens = generate(
       _prompts(prompts, [length] * rows),
-      min(context - length + 1, max_length - texts.shape[1] + start),
+      min(context - length + 1, remaining),
       jax.random.fold_in(rng, index),
     )
     texts = np.concatenate([texts, np.asarray(tokens)], axis=1)
     generated = texts[:, start:]
     has_ended = np.isin(generated, eos_ids(task)).any(axis=1).all()
-    if has_ended or generated.shape[1] >= max_length:
+    if has_ended or generated.shape[1] == max_length:
       break
     prompts = texts[:, -(context // 2) :].copy()
     prompts[:, : len(prefix)] = prefix
-  return generated[:, :max_length]
+  return generated
 
 
 def eos_ids(task: tasks.Task) -> tuple[int, ...]:

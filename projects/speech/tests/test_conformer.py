@@ -228,7 +228,7 @@ def test_tasks_that_do_not_fit():
 
 
 def test_every_fourth_frame_has_a_position():
-  """200 frames are 50 positions: a window of 51 does not fit, one of 50 does."""
+  """200 frames are 50 positions, of which a window sees at most 49 others."""
   sizes = {f"{x}_vocab_size": 5 for x in ("source", "target")}
   sizes |= {f"max_{x}_length": 9 for x in ("source", "target")}
   sizes |= {"input_shapes": {"frames": (200, BANDS)}}
