@@ -187,7 +187,7 @@ def decoding_from_a_prompt(mechanism: Mechanism) -> None:
   expected = _causal(mechanism, variables, qkv)
   prefill = jax.jit(mechanism.decoder("prefill"))
   kinds = functools.partial(jax.tree.map, lambda x: (x.shape, x.dtype))
-  for lengths in map(np.array, ([0, 8], [7, 3], [1, 8])):
+  for lengths in map(np.array, ([0, 8], [7, 3], [1, 8], [5, 5])):
     beyond = np.arange(8) >= lengths[:, None]
     prompt = [np.where(beyond[..., None, None], np.nan, x[:, :8]) for x in qkv]
     prompt = mechanism.three([x.astype(np.float32) for x in prompt])
