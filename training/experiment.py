@@ -268,15 +268,13 @@ def describe(experiment: Experiment, devices: Sequence[Any] = ()) -> str:
     field.removesuffix("_attention") for field in model.attentions
   )
   params = sum(leaf.size for leaf in jax.tree.leaves(experiment.shapes.params))
-  warmup = train.optimizer.warmup_steps
-  remark = ""
-  if warmup >= train.num_steps:
-    remark = f"; the warm-up of {warmup} steps (optimizer.warmup_steps) lasts to the end"
-  return (
+  line = (
     f"slots {models.slots(model)} ({modules}); {params:,} parameters, "
     f"{train.num_steps} steps of {train.batch_size} rows, "
-    f"{len(devices)} × {devices[0].device_kind}{remark}"
+    f"{len(devices)} × {devices[0].device_kind}"
   )
+  remarks = optimizer_lib.remarks(train.optimizer, train.num_steps)
+  return "; ".join([line, *remarks])
 
 
 def dense_reasons(config_file: str, config: ExperimentConfig) -> list[str]:

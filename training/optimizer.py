@@ -169,6 +169,25 @@ def with_defaults(config: OptimizerConfig) -> OptimizerConfig:
   return dataclasses.replace(config, **defaults)
 
 
+def remarks(config: OptimizerConfig, num_steps: int) -> list[str]:
+  """Returns a sentence for each field that has no effect, and for a long warm-up."""
+  known = inspect.signature(_factory(config.name)).parameters
+  remarks = [
+    f"optimizer.{name} has no effect: {config.name} does not take it"
+    for name in _OPTIONAL
+    if getattr(config, name) and name not in known
+  ]
+  if config.final_fraction and config.schedule != "cosine":
+    remarks.append(
+      f"optimizer.final_fraction has no effect: the schedule is {config.schedule}"
+    )
+  if (steps := config.warmup_steps) >= num_steps:
+    remarks.append(
+      f"the warm-up of {steps} steps (optimizer.warmup_steps) lasts to the end"
+    )
+  return remarks
+
+
 def check_update(
   name: str, optimizer: optax.GradientTransformation, params: optax.Params
 ) -> None:

@@ -57,6 +57,13 @@ def test_a_value_of_another_type_is_told(text, told):
   assert line.endswith(", got 'x'")
 
 
+@pytest.mark.parametrize("typed", ["none", "NULL"])
+def test_another_spelling_of_none_is_told(typed):
+  text = f"flag --config.seed={typed}: could not convert string to float: ''"
+  line = entry._cause(_raised(flags.IllegalFlagValueError(text)))
+  assert line.endswith(f", got '{typed}'; did you mean None?")
+
+
 @pytest.mark.parametrize(
   ("program", "config", "platform"),
   [

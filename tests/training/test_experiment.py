@@ -202,16 +202,34 @@ def test_an_experiment_follows_from_its_config():
   assert "parameters" in experiment.describe(first)
 
 
-def test_a_warm_up_to_the_end_is_told():
-  for warmup, told in (
-    (9, ""),
-    (10, "warm-up of 10 steps (optimizer.warmup_s"),
+def test_optimizer_fields_without_effect_are_told():
+  plain = {
+    **dict.fromkeys(("warmup_steps", "final_fraction", "weight_decay"), 0),
+    **dict.fromkeys(("b1", "b2", "eps"), None),
+  }
+  for options, told in (
+    ({"warmup_steps": 9, "schedule": "cosine", "final_fraction": 0.1}, []),
+    (
+      {"warmup_steps": 10},
+      ["the warm-up of 10 steps (optimizer.warmup_steps) "],
+    ),
+    (
+      {"schedule": "constant", "final_fraction": 0.1},
+      ["optimizer.final_fracti"],
+    ),
+    ({"name": "adamw", "b1": 0.8, "b2": 0.9, "eps": 1e-6}, []),
+    (
+      {"name": "sgd", "b1": 0.8, "b2": 0.9, "eps": 1e-6},
+      [
+        f"optimizer.{name} has no effect: sgd d" for name in ("b1", "b2", "eps")
+      ],
+    ),
   ):
-    leaves = {"num_steps": 10, "optimizer.warmup_steps": warmup}
-    run = experiment.create(experiment_config.parse(load("recall", **leaves)))
-    shown = experiment.describe(run)
-    assert ("lasts to the end" in shown) == bool(told)
-    assert told in shown
+    options = {f"optimizer.{k}": v for k, v in {**plain, **options}.items()}
+    config = experiment_config.parse(load("recall", num_steps=10, **options))
+    remarks = experiment.describe(experiment.create(config)).split("; ")[2:]
+    assert len(remarks) == len(told), remarks
+    assert all(map(str.startswith, remarks, told)), remarks
 
 
 def test_a_loss_of_a_task_knows_no_smoothing(monkeypatch):

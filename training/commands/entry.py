@@ -246,7 +246,8 @@ def _cause(error: BaseException) -> str:
     flag = re.match(r"flag --(\S+?)=(.*?): ", str(error))
     for phrase, expected in _EXPECTED.items():
       if flag and phrase in str(error):
-        return f"{flag[1]}: expected {expected}, got {flag[2]!r}"
+        meant = "; did you mean None?" * (flag[2].lower() in ("none", "null"))
+        return f"{flag[1]}: expected {expected}, got {flag[2]!r}{meant}"
   if isinstance(error, OSError):
     text = one_line(innermost).rpartition("[Errno 2] ")[2]
     return f"--config: {text[:1].lower()}{text[1:]}"
