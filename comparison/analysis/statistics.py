@@ -220,6 +220,7 @@ def p_by_shuffles(
     [R], NaN for the first row and those with too few common seeds. All shuffles are
     enumerated if there are fewer than `SHUFFLES`; else `SHUFFLES` are drawn.
   """
+  values = values[:, ~np.isnan(values).all(axis=0)]
   present = ~np.isnan(values)
   scores = np.stack([np.minimum(values, threshold), values >= threshold])
   scores = np.where(present, scores, math.nan)

@@ -327,6 +327,14 @@ _ESCAPED = {ord(x): f"\\{x}" for x in "&%$#_{}"} | {
 }
 """LaTeX escapes for captions; pandas escapes only cells."""
 
+_SIGNS = str.maketrans({
+  "<": r"\textless{}",
+  ">": r"\textgreater{}",
+  "|": r"\textbar{}",
+  '"': "''",
+})  # fmt: skip
+"""Signs that pandas keeps and that LaTeX's default fonts print as others."""
+
 
 def _latex(tasks: Mapping[str, Task]) -> str:
   """One table per task, with booktabs: name, result and a few more columns."""
@@ -353,4 +361,5 @@ def _latex(tasks: Mapping[str, Task]) -> str:
         environment="table",
       )
     )
-  return "\n".join(texts).replace(tables.TIED, "$\\approx$")
+  latex = "\n".join(texts).translate(_SIGNS)
+  return latex.replace(tables.TIED, "$\\approx$")

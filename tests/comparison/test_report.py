@@ -81,8 +81,9 @@ def test_the_text_has_what_was_found_first(folder):
 
 def test_latex_has_six_columns_and_no_bare_specials(folder):
   tasks = by_task(records.read(folder)[0])
-  name = r"a_b \input{/etc/passwd} 5 %"
-  told = r"\caption{a\_b \textbackslash{}input\{/etc/passwd\} 5 \%}"
+  name = r'a_b \input{/etc/passwd} 5 % <"|>'
+  told = r"\caption{a\_b \textbackslash{}input\{/etc/passwd\} 5 \% "
+  told += r"\textless{}''\textbar{}\textgreater{}}"
   assert told in files._latex({name: next(iter(tasks.values()))})
   text = (folder / "report.tex").read_text()
   assert text.count("\\begin{table}") == 2

@@ -447,3 +447,11 @@ def test_bleu_between_seeds_is_antisymmetric_and_of_itself_nothing():
   assert other.mean == pytest.approx(-one.mean)
   assert other.low == pytest.approx(-one.high)
   assert other.p_value == one.p_value
+
+
+def test_a_seed_that_no_row_has_changes_nothing(recwarn):
+  values = np.random.default_rng(0).normal(size=(3, 5))
+  p = statistics.p_by_shuffles(values, math.inf)
+  absent = np.insert(values, 2, math.nan, axis=1)
+  np.testing.assert_array_equal(statistics.p_by_shuffles(absent, math.inf), p)
+  assert not recwarn
