@@ -226,10 +226,9 @@ def result(row: Any, brief: bool = False) -> Cell:
     low, high = statistics.wilson(solved, seeds)
     # For one seed, the interval is meaningless.
     ends = "" if brief or seeds < 2 else f" [{low:.2f}, {high:.2f}]"
-    worse = -row["mean"] if is_lower_better(row["metric"]) else row["mean"]
-    return Cell(
-      f"{solved} of {seeds}{ends}{mark}", solved / seeds + 1e-6 * worse
-    )
+    # Thresholds exist only for metrics of which more is better.
+    value = solved / seeds + 1e-6 * row["mean"]
+    return Cell(f"{solved} of {seeds}{ends}{mark}", value)
   text = number(row["mean"])
   if row["diverged"]:  # The mean over the other seeds would be too optimistic.
     text += f" of {row['seeds']}, {row['diverged']} diverged"

@@ -314,16 +314,21 @@ def test_a_seed_that_diverged_has_the_highest_loss_of_the_table():
 
 
 @pytest.mark.parametrize(
-  ("records", "text"),
+  ("records", "text", "order"),
   [
-    (solving("dense", 1.0), "1 of 1 ≈"),  # One seed has no interval.
+    # One seed has no interval.
+    (solving("dense", 1.0), "1 of 1 ≈", 1 + 1e-6),
+    # The mean, 0.6, decides between rows that solved as often.
+    (solving("dense", 1.0, 0.2), "1 of 2 [0.09, 0.91] ≈", 1 / 2 + 0.6e-6),
     # An interval has the digits of its mean.
-    (runs("dense", [0.02, 0.1]), "0.060 [0.000, 0.9"),
+    (runs("dense", [0.02, 0.1]), "0.060 [0.000, 0.9", 0.06),
   ],
 )
-def test_what_a_row_found_as_text(records, text):
+def test_text_and_order_of_a_result(records, text, order):
   (row,) = summarize(records).to_dict("records")
-  assert tables.result(row).text.startswith(text)
+  cell = tables.result(row)
+  assert cell.text.startswith(text)
+  assert cell.order == pytest.approx(order, rel=1e-9)
 
 
 def test_what_all_rows_share_is_not_in_their_names():

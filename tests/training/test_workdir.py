@@ -1,7 +1,9 @@
 """Which configs continue the run of a folder, and files with a digest."""
 
+import errno
 import hashlib
 import json
+import os
 
 import jax
 import numpy as np
@@ -256,6 +258,15 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
     assert code == 1
     assert "workdir: another process writes in" in error
   assert other() == (0, "", "")
+
+
+def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
+  def refuse(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+  monkeypatch.setattr(ownership.fcntl, "flock", refuse)
+  with ownership.lock(tmp_path), ownership.lock(tmp_path):
+    pass
 
 
 def test_what_another_process_began_meanwhile_is_kept(tmp_path):
