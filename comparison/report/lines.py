@@ -70,7 +70,8 @@ def line_figure(
   if not series:
     return None
   names = list(dict.fromkeys(line.name for line in series))
-  if len(names) <= _FEW:
+  is_one_panel = len(names) <= _FEW
+  if is_one_panel:
     figure = new_figure((6.8, 3.6))
     panels, groups = [figure.subplots()], {"": list(series)}
   else:
@@ -121,7 +122,7 @@ def line_figure(
       axes.set_yscale("log")
       # The default labels are formulas, which `style.look` does not typeset.
       axes.yaxis.set_major_formatter("{x:g}")
-  if len(names) <= _FEW:
+  if is_one_panel:
     _name_ends(panels[0], series, row_styles)
     panels[0].set(xlabel=x_label, ylabel=y_label)
   else:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attention import ATTENTIONS
 from comparison import records
 from comparison.analysis.task import by_task
 from comparison.report import figures, files, maps, page, style, tables
@@ -148,6 +149,14 @@ def test_ticks_are_at_places_that_are_apart(places, labels):
   figure = line_figure(lines, style.styles(()), "title", "x", "y", x_log=True)
   ticks = figure.axes[0].get_xticklabels()
   assert [tick.get_text() for tick in ticks] == labels
+
+
+@pytest.mark.parametrize(("count", "panels"), [(8, 1), (9, 9)])
+def test_more_than_eight_names_have_a_panel_each(count, panels):
+  names = [*ATTENTIONS][:count]
+  lines = [Line(name, name, [1, 2], [1.0, 2.0]) for name in names]
+  figure = line_figure(lines, style.styles(()), "title", "x", "y")
+  assert sum(axes.get_visible() for axes in figure.axes) == panels
 
 
 def test_a_counterpart_has_a_line_of_its_own():
