@@ -95,7 +95,7 @@ def main() -> None:
     choices = settings.choices(model.context)
   except ValueError as error:
     raise ConfigError(f"--{error}") from error
-  with records.claimed(folder, settings, model.data):
+  with records.lock(folder, settings, model.data):
     print(f"{folder}: {source.describe(model)}", flush=True)
     if records.read(folder, records.OWN) is None:
       records.write(folder, measure.original_row(model, settings))

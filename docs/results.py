@@ -56,7 +56,7 @@ _COLORS = 64
 
 def solved_seeds(task: Task) -> pd.DataFrame:
   """Returns the seeds that solved a task, with columns per point of `across`."""
-  rows = task.ended
+  rows = task.finished_rows
   varied = _differences(rows)
   content: dict[str, dict[str, str]] = {
     _name(row): {} for _, row in rows.iterrows()
@@ -73,8 +73,8 @@ def solved_seeds(task: Task) -> pd.DataFrame:
 
 def memory(task: Task) -> pd.DataFrame:
   """Returns the seeds that solved a task, and the KiB of one full cache."""
-  content, varied = {}, _differences(task.ended)
-  for index, row in task.ended.iterrows():
+  content, varied = {}, _differences(task.finished_rows)
+  for index, row in task.finished_rows.iterrows():
     kib = {"KiB": number(row["cache_bytes"] / 1024)}
     content[_name(row, varied[index])] = kib | _seeds(task, row)
   return pd.DataFrame.from_dict(content, orient="index")
@@ -85,9 +85,9 @@ def lengths(task: Task) -> pd.DataFrame:
   means_by_length = (
     task.values_by_length.groupby(["row", "length"])["value"].mean().unstack()
   )
-  varied = _differences(task.ended)
+  varied = _differences(task.finished_rows)
   content = {}
-  for index, row in task.ended.iterrows():
+  for index, row in task.finished_rows.iterrows():
     values = means_by_length.loc[row["row"]].iloc[[0, -1]]
     content[_name(row, varied[index])] = {
       **{f"at {length}": f"{100 * x:.1f} %" for length, x in values.items()},
@@ -101,7 +101,7 @@ def length_means(task: Task) -> pd.DataFrame:
 
   There is one column per point of `across`.
   """
-  rows, points = task.ended, task.values_by_length
+  rows, points = task.finished_rows, task.values_by_length
   varied = _differences(rows)
   trained = points[points["ratio"] == 1].groupby("row")["value"].mean()
   content: dict[str, dict[str, str]] = {}
@@ -117,9 +117,9 @@ def length_means(task: Task) -> pd.DataFrame:
 def pairs(task: Task) -> pd.DataFrame:
   """Returns the mean accuracy and the solved seeds per number of pairs to recall."""
   limit = task.runs["solved_at"].astype(float).max()
-  varied = _differences(task.ended)
+  varied = _differences(task.finished_rows)
   content: dict[str, dict[str, str]] = {}
-  for index, row in task.ended.iterrows():
+  for index, row in task.finished_rows.iterrows():
     points = task.values_by_pairs[task.values_by_pairs["row"] == row["row"]]
     content[_name(row, varied[index])] = {
       f"{number} pairs": f"{100 * values.mean():.0f} %, "
@@ -131,8 +131,8 @@ def pairs(task: Task) -> pd.DataFrame:
 
 def means(task: Task) -> pd.DataFrame:
   """Returns the mean over seeds of the metric that ranks the rows."""
-  content, varied = {}, _differences(task.ended)
-  for index, row in task.ended.iterrows():
+  content, varied = {}, _differences(task.finished_rows)
+  for index, row in task.finished_rows.iterrows():
     tied = f" {TIED}" if row["is_tied"] else ""
     content[_name(row, varied[index])] = {
       task.metric.replace("_", " "): f"{number(row['mean'])}{tied}",
@@ -149,7 +149,7 @@ def steps(task: Task) -> pd.DataFrame:
   table = tables.steps(task)
   assert table is not None
   frame = table.frame()
-  rows = task.ended[task.ended["row"].isin(task.steps["row"])]
+  rows = task.finished_rows[task.finished_rows["row"].isin(task.steps["row"])]
   frame.insert(1, "KiB", [number(x / 1024) for x in rows["cache_bytes"]])
   names = [_name(row) for _, row in rows.iterrows()]
   frame = frame.drop(columns="mechanism").set_axis(names)
@@ -237,7 +237,9 @@ def _best_rows(files: str, folder: Path) -> list[tuple[Task, Any, str]]:
   paths = [folder / first, *((folder / first).with_name(x) for x in others)]
   for index, path in enumerate(paths):
     (task,) = _tasks(path).values()
-    for _, row in task.ended[task.ended["width"] != DENSE].iterrows():
+    for _, row in task.finished_rows[
+      task.finished_rows["width"] != DENSE
+    ].iterrows():
       other = rows.get(row["attention"])
       if other is None or row["solved"] > other[1]["solved"]:
         rows[row["attention"]] = task, row, "h" if index else ""

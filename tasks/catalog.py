@@ -25,7 +25,7 @@ from tasks.tensorflow_free import without_tensorflow
 _CHUNK = 1000
 
 
-def prepare_named(
+def prepare(
   name: str,
   folder: str,
   features: Sequence[tuple[str, str]],

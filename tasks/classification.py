@@ -238,7 +238,7 @@ def read_named(name: str, held_out: float) -> LabelledTexts:
   # Imported late: TFDS takes a second to import, and most runs do not need it.
   from tasks import catalog
 
-  builder = catalog.prepare_named(
+  builder = catalog.prepare(
     name,
     "",
     [("dataset", "text"), ("dataset", "label")],

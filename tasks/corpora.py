@@ -135,7 +135,7 @@ def open_corpus(config: TranslationConfig) -> Corpus:
     case "files":
       return _files(typed_path(config.path), config)
     case _:
-      return _named(config)
+      return _from_catalogue(config)
 
 
 def _numbers(config: TranslationConfig) -> Corpus:
@@ -174,13 +174,13 @@ def _files(folder: pathlib.Path, config: TranslationConfig) -> Corpus:
   )
 
 
-def _named(config: TranslationConfig) -> Corpus:
+def _from_catalogue(config: TranslationConfig) -> Corpus:
   # Imported late: TFDS takes a second to import, and most runs do not need it.
   from tasks import catalog
 
   languages = config.source_language, config.target_language
   fields = "source_language", "target_language"
-  builder = catalog.prepare_named(
+  builder = catalog.prepare(
     config.dataset,
     config.path,
     list(zip(fields, languages, strict=True)),

@@ -179,7 +179,7 @@ class TrainConfig:
         f"{self.optimizer.accumulate_steps} equal micro-batches "
         "(optimizer.accumulate_steps)"
       )
-    for axis, size in self.mesh.named.items():
+    for axis, size in self.mesh.axis_sizes.items():
       if self.parallel == "pmap" and axis != DATA and size != 1:
         raise ValueError(
           f"mesh.{axis}: parallel='pmap' splits only rows, along 'data'; expected "

@@ -290,7 +290,7 @@ def share_difference(
   return p - q, p - q - below, p - q + above
 
 
-def unsolved(
+def survival_curve(
   steps: np.ndarray, solved: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """The share of seeds that have not solved a task, by step (Kaplan and Meier 1958).
@@ -311,10 +311,10 @@ def median_steps(steps: np.ndarray, solved: np.ndarray) -> float:
   """The first step by which half of the seeds have solved a task; NaN if fewer have.
 
   Args:
-    steps: as in `unsolved`.
-    solved: as in `unsolved`.
+    steps: as in `survival_curve`.
+    solved: as in `survival_curve`.
   """
-  at, share = unsolved(steps, solved)
+  at, share = survival_curve(steps, solved)
   # The share is a product of fractions, which may round to just above a half.
   return float(min(at[share <= 0.5 + _EPSILON], default=math.nan))
 
@@ -327,8 +327,8 @@ def log_rank_p_values(
   The correction is over all pairs of rows.
 
   Args:
-    steps: as in `unsolved`, one array per row.
-    solved: as in `unsolved`.
+    steps: as in `survival_curve`, one array per row.
+    solved: as in `survival_curve`.
 
   Returns:
     p-values; NaN for the first row.

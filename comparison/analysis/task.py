@@ -41,7 +41,7 @@ class Task:
     return self.summary.iloc[0]["metric"]
 
   @property
-  def ended(self) -> pd.DataFrame:
+  def finished_rows(self) -> pd.DataFrame:
     """The rows of the summary that have a result."""
     return self.summary[self.summary["seeds"] > 0]
 
@@ -107,7 +107,9 @@ class Task:
     censored at its last step. Empty for a task without a threshold.
     """
     content = []
-    for _, row in self.ended[self.ended["solved_at"].notna()].iterrows():
+    for _, row in self.finished_rows[
+      self.finished_rows["solved_at"].notna()
+    ].iterrows():
       runs: Any = self.runs_of(row)
       for run in runs.itertuples():
         points = self.points(run.choosing_split, self.metric)
@@ -133,7 +135,7 @@ class Task:
     values_by_run = {
       run: dict(values.droplevel("run")) for run, values in last.groupby("run")
     }
-    for _, row in self.ended.iterrows():
+    for _, row in self.finished_rows.iterrows():
       runs: Any = self.runs_of(row)
       for run in runs.itertuples():
         yield row, run, values_by_run.get(run.run, {})

@@ -13,7 +13,7 @@ import pandas as pd
 
 from comparison import criterion
 from comparison.analysis import frame
-from comparison.analysis.statistics import unsolved
+from comparison.analysis.statistics import survival_curve
 from comparison.analysis.summary import COSTS, common, has_solved_seeds
 from comparison.analysis.task import Task
 from comparison.planned_run import COUNTERPART
@@ -35,7 +35,7 @@ _WIDE = 20.0
 
 def seeds(task: Task, styles: Styles) -> Any | None:
   """Every seed as a dot, one row per mechanism, the best at the top."""
-  rows = task.ended
+  rows = task.finished_rows
   if rows.empty:
     return None
   first, has_solved = rows.iloc[0], has_solved_seeds(rows)
@@ -76,7 +76,7 @@ def learning_curves(
     metric: a metric of the first held-out split; None is the main metric if it was
       evaluated at least four times, else the training loss.
   """
-  rows = task.ended
+  rows = task.finished_rows
   if rows.empty:
     return None
   split = str(task.runs_of(rows.iloc[0])["choosing_split"].iloc[0])
@@ -101,10 +101,10 @@ def survival(task: Task, styles: Styles) -> Any | None:
   """The share of seeds that have solved the task, by step, on a logarithmic axis."""
   if not task.has_steps_to_solve:
     return None
-  rows, series = task.ended.set_index("row"), []
+  rows, series = task.finished_rows.set_index("row"), []
   start = task.steps["steps"].min() / 2
   for row, group in task.steps.groupby("row", sort=False):
-    at, share = unsolved(
+    at, share = survival_curve(
       group["steps"].to_numpy(float), group["solved"].to_numpy()
     )
     x = [start, *(step for step in at for _ in range(2))]
@@ -141,7 +141,7 @@ def quality_cost(task: Task, styles: Styles) -> Any | None:
 
   A cost axis starts at 0, or is logarithmic if the costs differ much.
   """
-  rows = task.ended
+  rows = task.finished_rows
   names = [name for name in _COST_NAMES if rows[name].nunique() > 1]
   if rows.empty or not names:
     return None
@@ -174,7 +174,7 @@ def capacity(task: Task, styles: Styles) -> Any | None:
   A line joins the rows of a mechanism that differ only in numbers, such as the width
   of the model. Rows that differ in other values are on separate lines.
   """
-  rows = task.ended[task.ended["cache_bytes"].notna()]
+  rows = task.finished_rows[task.finished_rows["cache_bytes"].notna()]
   series = []
   counterparts = rows["width"].eq("dense").map({True: COUNTERPART, False: ""})
   shared = common(task.summary)

@@ -179,7 +179,8 @@ def bleu(task: Task) -> Table | None:
   if task.metric != "bleu":
     return None
   sentences = {
-    row["row"]: _sentences(task, row) for _, row in task.ended.iterrows()
+    row["row"]: _sentences(task, row)
+    for _, row in task.finished_rows.iterrows()
   }
   best = task.summary.iloc[0]["row"]
   others = [row for row in sentences if row != best and sentences[row]]
@@ -244,7 +245,7 @@ def steps(task: Task) -> Table | None:
   if not task.has_steps_to_solve:
     return None
   points = task.steps
-  rows = task.ended[task.ended["row"].isin(points["row"])]
+  rows = task.finished_rows[task.finished_rows["row"].isin(points["row"])]
   groups = [points[points["row"] == name] for name in rows["row"]]
   samples = [
     (x["steps"].to_numpy(float), x["solved"].to_numpy()) for x in groups

@@ -98,7 +98,7 @@ def read(config: SpeechConfig, seed: int) -> StoredRecordings:
   """
   if config.source == FOLDER:
     return _folder(typed_path(config.path), config, seed)
-  return _named(config, seed)
+  return _from_catalogue(config, seed)
 
 
 def _folder(
@@ -131,7 +131,7 @@ def _folder(
   return _split(recordings, config, seed, str(table))
 
 
-def _named(config: SpeechConfig, seed: int) -> StoredRecordings:
+def _from_catalogue(config: SpeechConfig, seed: int) -> StoredRecordings:
   """Reads a dataset of the TFDS catalogue.
 
   The validation split is held out, or else the test split, or else a share of the
@@ -145,7 +145,7 @@ def _named(config: SpeechConfig, seed: int) -> StoredRecordings:
   )
   name = config.source
   features = ("audio_feature", "text_feature")
-  builder = catalog.prepare_named(
+  builder = catalog.prepare(
     name,
     config.path,
     [(field, getattr(config, field)) for field in features],

@@ -34,7 +34,7 @@ def check(workdir: Path, settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def claimed(
+def lock(
   workdir: Path, settings: Settings, data: Mapping[str, str]
 ) -> Iterator[None]:
   """Locks `workdir` for this swap and this process.

@@ -50,7 +50,7 @@ def read(config: ImageConfig) -> Images:
     return _digits(config.held_out)
   if config.source == FOLDER:
     return _folder(typed_path(config.path), config.held_out)
-  return _named(config)
+  return _from_catalogue(config)
 
 
 def held_out_mask(labels: np.ndarray, share: float) -> np.ndarray:
@@ -143,7 +143,7 @@ def _list(folder: pathlib.Path) -> list[pathlib.Path]:
     raise DataError(f"{folder}: {error.strerror}") from error
 
 
-def _named(config: ImageConfig) -> Images:
+def _from_catalogue(config: ImageConfig) -> Images:
   """Reads a dataset of the TFDS catalogue.
 
   The validation split is held out, or else the test split, or else a share of every
@@ -152,7 +152,7 @@ def _named(config: ImageConfig) -> Images:
   from tasks import catalog
 
   name = config.source
-  builder = catalog.prepare_named(
+  builder = catalog.prepare(
     name,
     config.path,
     [("source", feature) for feature in ("image", "label")],

@@ -482,7 +482,7 @@ def test_costs_that_differ_twentyfold_have_a_logarithmic_axis(largest, scale):
   """FLOPs are shown in billions: 1 to 19.5, and 1 to 20.5."""
   task = by_task(made_up.records())["copy"]
   summary = task.summary.copy()
-  ended = task.ended.index
+  ended = task.finished_rows.index
   flops = np.linspace(1e9, largest * 1e9, len(ended))
   summary.loc[ended, "forward_flops"] = flops
   task = dataclasses.replace(task, summary=summary)

@@ -297,7 +297,7 @@ def test_steps_are_those_of_freireichs_trial():
   texts = [text.split() for text in (treated, placebo)]
   steps = [np.array([float(x.strip("+")) for x in text]) for text in texts]
   ended = [np.array(["+" not in x for x in text]) for text in texts]
-  at, share = statistics.unsolved(steps[0], ended[0])
+  at, share = statistics.survival_curve(steps[0], ended[0])
   expected = {6: 0.857, 7: 0.807, 10: 0.753, 13: 0.690, 22: 0.538, 23: 0.448}
   table = dict(zip(at, share, strict=True))
   for week, value in expected.items():

@@ -116,7 +116,7 @@ def _raised(error, cause=None):
   ],
 )
 def test_no_room_is_one_line_with_a_remedy(error, words):
-  line = entry._exhausted(_raised(ValueError("outer"), error))
+  line = entry._resource_error(_raised(ValueError("outer"), error))
   assert words in line
   assert "continues from the last checkpoint" in line
   assert "\n" not in line
@@ -124,7 +124,7 @@ def test_no_room_is_one_line_with_a_remedy(error, words):
 
 def test_other_errors_keep_their_traceback():
   for error in (ValueError("shape"), FileNotFoundError(2, "no file", "x")):
-    assert not entry._exhausted(_raised(KeyError("a"), error))
+    assert not entry._resource_error(_raised(KeyError("a"), error))
 
 
 def test_threads_tell_all_but_want_of_room(tmp_path):

@@ -76,7 +76,7 @@ def run(
     except KeyboardInterrupt:
       sys.exit(128 + signal.SIGINT)
     except Exception as error:
-      if line := _exhausted(error):
+      if line := _resource_error(error):
         print(line, file=sys.stderr, flush=True)
         # Exit here, so that threads of libraries do not report their failed writes.
         os._exit(1)
@@ -109,7 +109,7 @@ def _report(kind: Any, error: Any, trace: Any) -> None:
   It skips a lack of disk space or memory, which ends the run, and the error of Orbax's
   library that its event loop is then closed.
   """
-  if not _exhausted(error) and "Event loop is closed" not in str(error):
+  if not _resource_error(error) and "Event loop is closed" not in str(error):
     sys.__excepthook__(kind, error, trace)
 
 
@@ -117,7 +117,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def _exhausted(error: BaseException | None) -> str:
+def _resource_error(error: BaseException | None) -> str:
   """Explains a full disk, a missing permission or a lack of memory; otherwise empty."""
   advice = "then the same command continues from the last checkpoint"
   while error is not None:

@@ -69,7 +69,7 @@ def compile_step(
       f"--target: expected config.parallel=jit, got {train.parallel!r}"
     )
   devices = target.devices if target else tuple(jax.devices())
-  sizes = parallel.check_mesh(train, config.model, len(devices)).named
+  sizes = parallel.check_mesh(train, config.model, len(devices)).axis_sizes
   mesh = parallel.make_mesh(train, devices)
   run = experiment.create(config, check_memory=target is None)
   step = make_step(run.model, run.task, train, mesh)

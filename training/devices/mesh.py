@@ -76,16 +76,16 @@ class MeshConfig:
   sequence: int = 1
 
   def __post_init__(self):
-    for name, size in self.named.items():
+    for name, size in self.axis_sizes.items():
       check(self, name, size == -1 or size >= 1, "at least 1, or -1")
-    if [*self.named.values()].count(-1) > 1:
+    if [*self.axis_sizes.values()].count(-1) > 1:
       raise ValueError(
         "data: expected -1 of one axis at most, got "
-        + ", ".join(f"{name}={size}" for name, size in self.named.items())
+        + ", ".join(f"{name}={size}" for name, size in self.axis_sizes.items())
       )
 
   @property
-  def named(self) -> dict[str, int]:
+  def axis_sizes(self) -> dict[str, int]:
     """Maps the names of axes to their sizes, in the order of `AXES`."""
     return {axis: getattr(self, axis) for axis in AXES}
 
@@ -96,7 +96,7 @@ def resolve(config: MeshConfig, count: int) -> MeshConfig:
   Raises:
     ValueError: the mesh does not have `count` devices.
   """
-  sizes = config.named
+  sizes = config.axis_sizes
   free = [name for name, size in sizes.items() if size == -1]
   product = math.prod(size for size in sizes.values() if size != -1)
   axes = ", ".join(f"{name}={size}" for name, size in sizes.items())

@@ -72,7 +72,7 @@ def make_mesh(
     devices: the devices; empty means the devices of JAX.
   """
   devices = devices or jax.devices()
-  sizes = mesh_lib.resolve(config.mesh, len(devices)).named
+  sizes = mesh_lib.resolve(config.mesh, len(devices)).axis_sizes
   axes = (AXIS,) if config.parallel == "pmap" else mesh_lib.AXES
   return jax.make_mesh(
     tuple(sizes[axis] for axis in axes),

@@ -210,7 +210,7 @@ def test_data_that_were_replaced_are_told(tmp_path, name, told):
   asked, model = cases.read("gpt2", tmp_path)
   out = tmp_path / "out"
   for data in (model.data, source.read(asked).data):
-    with records.claimed(out, asked, data):
+    with records.lock(out, asked, data):
       pass
   file = tmp_path / name
   if name == "input.txt":
@@ -221,7 +221,7 @@ def test_data_that_were_replaced_are_told(tmp_path, name, told):
     tensors = load_file(file)
     first = sorted(tensors)[0]
     save_file(tensors | {first: -tensors[first]}, file)
-  other = records.claimed(out, asked, source.read(asked).data)
+  other = records.lock(out, asked, source.read(asked).data)
   message = f"a swap of other data: .*{told} is not"
   with pytest.raises(ValueError, match=message), other:
     pass
@@ -363,11 +363,11 @@ def test_one_process_writes_in_a_folder(place, tmp_path):
   asked = cases.settings("gpt2", place)
 
   def claim(settings):
-    with records.claimed(tmp_path, settings, {}):
+    with records.lock(tmp_path, settings, {}):
       return [path.name for path in tmp_path.iterdir()]
 
   busy = pytest.raises(RunError, match="another process writes in")
-  with records.claimed(tmp_path, asked, {}), busy:
+  with records.lock(tmp_path, asked, {}), busy:
     claim(asked)
   other = cases.settings("gpt2", place, seed=1)
   with pytest.raises(ConfigError, match="holds another swap: --seed"):
