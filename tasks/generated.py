@@ -224,7 +224,7 @@ def answers_at(
   return {"targets": targets, "weights": weights}
 
 
-def decoder_batch(
+def answered(
   symbols: np.ndarray, columns: np.ndarray, answers: np.ndarray
 ) -> Batch:
   """Returns a decoder's batch: symbols [B, T] with answers [B, A] at given columns."""

@@ -18,8 +18,8 @@ from tasks import draws
 from tasks.base import Batch
 from tasks.generated import (
   GeneratedTask,
+  answered,
   check_eval_lengths,
-  decoder_batch,
   maker,
 )
 
@@ -72,7 +72,7 @@ class InductionTask(GeneratedTask):
     answers = np.take_along_axis(symbols, positions + 1, axis=1)
     np.put_along_axis(symbols, positions, special, axis=1)
     symbols[:, -1] = special
-    return decoder_batch(symbols, np.full_like(positions, length - 1), answers)
+    return answered(symbols, np.full_like(positions, length - 1), answers)
 
 
 make = maker("induction", InductionTask)

@@ -20,8 +20,8 @@ from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import (
   GeneratedTask,
+  answered,
   check_eval_lengths,
-  decoder_batch,
   maker,
 )
 
@@ -145,9 +145,7 @@ class NeedleTask(GeneratedTask):
     np.put_along_axis(symbols, columns + 1, values, axis=1)
     symbols[:, -2] = first_filler + config.num_fillers
     symbols[:, -1] = keys[:, 0]
-    return decoder_batch(
-      symbols, np.full_like(needles, length - 1), values[:, :1]
-    )
+    return answered(symbols, np.full_like(needles, length - 1), values[:, :1])
 
 
 def _num_slots(length: int) -> int:

@@ -18,8 +18,8 @@ from tasks import draws
 from tasks.base import Batch
 from tasks.generated import (
   GeneratedTask,
+  answered,
   check_eval_lengths,
-  decoder_batch,
   maker,
 )
 
@@ -158,7 +158,7 @@ class RecallTask(GeneratedTask):
       symbols = draws.below(words[:, context + slots :], config.vocab_size)
     symbols[:, 0:context:2], symbols[:, 1:context:2] = keys, values
     np.put_along_axis(symbols, columns, keys, axis=1)
-    return decoder_batch(symbols, columns, values)
+    return answered(symbols, columns, values)
 
 
 make = maker("recall", RecallTask)

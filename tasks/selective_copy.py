@@ -19,8 +19,8 @@ from tasks import draws
 from tasks.base import Batch
 from tasks.generated import (
   GeneratedTask,
+  answered,
   check_eval_lengths,
-  decoder_batch,
   maker,
 )
 
@@ -90,7 +90,7 @@ class SelectiveCopyTask(GeneratedTask):
     symbols = np.zeros((len(indices), length + count), np.int64)
     symbols[:, length:] = config.vocab_size - 1
     np.put_along_axis(symbols, positions, tokens, axis=1)
-    return decoder_batch(symbols, length + np.arange(count), tokens)
+    return answered(symbols, length + np.arange(count), tokens)
 
 
 make = maker("selective_copy", SelectiveCopyTask)

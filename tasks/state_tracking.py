@@ -23,8 +23,8 @@ from tasks import base, draws
 from tasks.base import Batch
 from tasks.generated import (
   GeneratedTask,
+  answered,
   check_eval_lengths,
-  decoder_batch,
   maker,
 )
 
@@ -91,9 +91,7 @@ class StateTrackingTask(GeneratedTask):
     for t in range(permutations.shape[1]):
       product = self._products[product, permutations[:, t]]
       products[:, t] = product
-    return decoder_batch(
-      permutations, np.arange(permutations.shape[1]), products
-    )
+    return answered(permutations, np.arange(permutations.shape[1]), products)
 
   def metric_sums(
     self, logits: Any, batch: Mapping[str, Any]
