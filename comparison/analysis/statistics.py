@@ -222,8 +222,8 @@ def p_by_shuffles(
   """
   values = values[:, ~np.isnan(values).all(axis=0)]
   present = ~np.isnan(values)
-  scores = np.stack([np.minimum(values, threshold), values >= threshold])
-  scores = np.where(present, scores, math.nan)
+  solved = np.where(present, values >= threshold, math.nan)
+  scores = np.stack([np.minimum(values, threshold), solved])
   rounding = _EPSILON * np.nanmax(np.abs(scores), axis=(1, 2), keepdims=True)
   scores = scores - np.nanmean(scores, axis=1, keepdims=True)
   deviations = np.nanstd(scores, axis=(1, 2), keepdims=True)
@@ -242,8 +242,7 @@ def p_by_shuffles(
     statistic(batch)[:, compared].max(axis=(1, 2))
     for batch in _shuffles(scores, present)
   ])  # fmt: skip
-  observed = statistic(scores)[0] - _EPSILON
-  count = (largest[:, None] >= observed).sum(axis=0)
+  count = (largest[:, None] >= statistic(scores)[0] - _EPSILON).sum(axis=0)
   is_drawn = len(largest) == SHUFFLES
   p = (count + is_drawn) / (len(largest) + is_drawn)
   p[(common[0] < FEWEST) | (np.arange(len(p)) == 0)] = math.nan
@@ -339,10 +338,8 @@ def log_rank_p_values(
   ]
   # If no seed of two rows has solved the task, their p-value is NaN.
   with np.errstate(invalid="ignore"):
-    p = [
-      float(stats.logrank(*pair).pvalue)
-      for pair in itertools.combinations(samples, 2)
-    ]
+    pairs = itertools.combinations(samples, 2)
+    p = [float(stats.logrank(*pair).pvalue) for pair in pairs]
   return [math.nan, *holm(p)[: len(samples) - 1]]
 
 

@@ -72,11 +72,8 @@ class MixedTask(base.Task):
     self._separator = self._first_action + NUM_ACTIONS
     self.target_vocab_size = self._separator + 1
     self.max_target_length = config.context
-    self.pad_id, self.bos_id, self.eos_id = (
-      text.pad_id,
-      text.bos_id,
-      text.eos_id,
-    )
+    self.pad_id, self.bos_id = text.pad_id, text.bos_id
+    self.eos_id = text.eos_id
     self.eval_splits = text.eval_splits
     self.input_shapes = {"patches": captions.PATCHES_SHAPE}
 
@@ -89,10 +86,8 @@ class MixedTask(base.Task):
     """Text, captions and control, each a pure function of (seed, step)."""
     config = self._config
     text = self._batch_size - config.caption_rows - config.control_rows
-    text_batch = self._text.train_batch(step)
-    parts = [
-      self._text_rows({name: x[:text] for name, x in text_batch.items()})
-    ]
+    texts = jax.tree.map(lambda x: x[:text], self._text.train_batch(step))
+    parts = [self._text_rows(texts)]
     indices = np.arange(config.caption_rows) + step * config.caption_rows
     if config.caption_rows:
       parts.append(self._caption_batch("train", indices)[0])
@@ -120,8 +115,8 @@ class MixedTask(base.Task):
     self, logits: Any, batch: Mapping[str, Any]
   ) -> dict[str, Any]:
     """Sums for the loss of text, and the accuracy of captions and actions."""
-    inputs, targets = batch["inputs"], batch["targets"]
-    weights = batch["weights"]
+    names = "inputs", "targets", "weights"
+    inputs, targets, weights = (batch[name] for name in names)
     is_caption = jnp.any(inputs == PATCH, axis=1)[:, None]
     is_control = jnp.any(inputs == self._separator, axis=1)[:, None]
     text_weights = weights * ~(is_caption | is_control)
@@ -186,6 +181,7 @@ class MixedTask(base.Task):
     count, window = self._config.play_episodes, self._window
     values = np.zeros((count, control.LONGEST, control.NUM_VALUES), np.float32)
     actions = np.zeros((count, control.LONGEST), np.int32)
+    local = np.tile(self._local_positions(window), (count, 1))
 
     def act(step, observation):
       values[:, step] = observation
@@ -193,10 +189,7 @@ class MixedTask(base.Task):
       # One length for all steps; positions after the current step are ignored.
       steps = np.arange(first, first + window)
       tokens = self._steps(values[:, steps], actions[:, steps])[:, :-1]
-      batch = {
-        "inputs": tokens,
-        "local": np.tile(self._local_positions(window), (count, 1))[:, :-1],
-      }
+      batch = {"inputs": tokens, "local": local[:, :-1]}
       last = STEP_TOKENS * (step - first + 1) - 2
       action_ids = slice(self._first_action, self._first_action + NUM_ACTIONS)
       scores = predict(batch)[:, last, action_ids]
@@ -343,9 +336,8 @@ class MixedTask(base.Task):
     rows = numbers[:, None]
     is_played = steps < episodes.lengths[rows]
     is_target = is_played & episodes.is_expert[rows, steps]
-    tokens = self._steps(
-      episodes.values[rows, steps], episodes.actions[rows, steps]
-    )
+    chosen = rows, steps
+    tokens = self._steps(episodes.values[chosen], episodes.actions[chosen])
     weights = np.zeros(tokens.shape, np.float32)
     weights[:, STEP_TOKENS - 1 :: STEP_TOKENS] = is_target
     tokens *= np.repeat(is_played, STEP_TOKENS, axis=1)
@@ -376,22 +368,18 @@ class MixedTask(base.Task):
 
   def check_captions(self) -> None:
     """Raises ValueError if the longest caption does not fit a row."""
-    longest = sorted(
-      (
-        max(
-          (
-            f"{c} {s} {quarter}"
-            for c in captions.COLOURS
-            for s in captions.SHAPES
-          ),
-          key=lambda part: len(self._text.encode_target(part)),
-        )
-        for quarter in captions.QUARTERS
-      ),
-      key=lambda part: len(self._text.encode_target(part)),
-    )
+
+    def length(part: str) -> int:
+      return len(self._text.encode_target(part))
+
+    shapes = list(itertools.product(captions.COLOURS, captions.SHAPES))
+    longest = [
+      max((f"{c} {s} {quarter}" for c, s in shapes), key=length)
+      for quarter in captions.QUARTERS
+    ]
+    longest.sort(key=length)
     caption = ", ".join(longest[-self._config.max_shapes :])
-    minimum = _NUM_PATCHES + len(self._text.encode_target(caption))
+    minimum = _NUM_PATCHES + length(caption)
     if self._config.context < minimum:
       raise ValueError(
         f"task.context: expected at least {minimum}, {_NUM_PATCHES} patches and a "
@@ -401,18 +389,15 @@ class MixedTask(base.Task):
 
 def _concatenate(parts: Sequence[Batch]) -> Batch:
   """Concatenates rows of several kinds; rows without an image get a black one."""
-  names = dict.fromkeys(name for part in parts for name in part)
   shapes = {name: part[name].shape[1:] for part in parts for name in part}
+
+  def rows(part, name):
+    shape = len(part["inputs"]), *shapes[name]
+    return part[name] if name in part else np.zeros(shape, np.float32)
+
   return {
-    name: np.concatenate(
-      [
-        part[name]
-        if name in part
-        else np.zeros((len(part["inputs"]), *shapes[name]), np.float32)
-        for part in parts
-      ]
-    )
-    for name in names
+    name: np.concatenate([rows(part, name) for part in parts])
+    for name in shapes
   }
 
 
