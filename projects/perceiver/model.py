@@ -93,7 +93,6 @@ class Layer(nn.Module):
       config.make_norm(name=f"{module}_norm")(x),
       memory,
       mask=mask,
-      deterministic=deterministic,
     )
     x = x + dropout(out) if self.residual else dropout(out)
     mlp = Mlp(config, self.out_scale, name="mlp")

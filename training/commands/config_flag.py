@@ -17,7 +17,7 @@ _NAME = "config"
 _OVERRIDE = re.compile(rf"--?(?:no)?{_NAME}\.([^=]*)(?:=(.*))?", re.DOTALL)
 
 
-def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
+def define(help_string: str) -> flags.FlagHolder:
   """Defines the flag; `entry.load_config` reads it.
 
   The command line may set fields and sections that are not in the file. The config is
@@ -32,14 +32,11 @@ def define(help_string: str, default: str | None = None) -> flags.FlagHolder:
       lock_config=False,
       accept_new_attributes=True,
     )
-  except (
-    flags.Error
-  ) as error:  # config_flags reads overrides from a --flagfile.
+  # config_flags reads overrides from a --flagfile.
+  except flags.Error as error:
     entry.fail(one_line(error), 2)
   flag = flags.FLAGS[_NAME]
   flag.parser = _WithSections(flag.parser)
-  if default is not None:
-    flags.FLAGS.set_default(_NAME, default)
   return holder
 
 
@@ -115,10 +112,10 @@ def _add_sections(config: ConfigDict, field: str, value: str | None) -> None:
 
   `None` may replace any value: `--config.optimizer.clip_norm=None`.
 
-  A name may replace a section or a list of sections:
-  `--config.model.decoder_attention=flash` and `=[gated_delta,flash]` choose by name,
-  whereas `config_flags` accepts only a value of the field's type. The validation of the
-  config refuses names elsewhere.
+  A name, or a list of names, may replace a section:
+  `--config.model.decoder_attention=flash` or `=[gated_delta,flash]`. `config_flags`
+  alone accepts only a value of the field's type. The validation of the config refuses
+  names elsewhere.
   """
   if not all(name.isidentifier() for name in field.split(".")):
     raise ConfigError(
